@@ -1,0 +1,1 @@
+"""Citrus: networks that are provably robust against universal perturbations."""

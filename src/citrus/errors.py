@@ -1,0 +1,18 @@
+"""The one exception that says a user gave Citrus something it cannot use."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CitrusError(ValueError):
+    """A mistake in what the user gave. Its message is one sentence: what is wrong, where, and what to do.
+
+    The command line prints the message and exits with code 1; the library raises it at the public door.
+    """
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known name, or all of them when nothing is near."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(sorted(known)) + "."
