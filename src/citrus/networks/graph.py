@@ -1,0 +1,145 @@
+"""From a module to plain operations: normalisation and BatchNorm are folded into the layers beside them."""
+
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from citrus.errors import CitrusError
+from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
+from citrus.networks.trace import Add as AddLayer
+from citrus.networks.trace import Normalize, Statistics, Step, Trace, batch_norm_affine, trace
+
+
+def graph(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
+    """The plain operations of a supported module in eval mode, for inputs of shape (C, H, W)."""
+    if module.training:
+        raise CitrusError("The network is in training mode: call .eval() first, or fold it with batch statistics.")
+    return fold(trace(module, input_shape))
+
+
+def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
+    """Plain operations with the module's present weights, differentiable in them.
+
+    BatchNorm uses the given batch statistics, or the running ones. A value that two layers read is left as it is.
+    """
+    source = {0: 0}  # Identity layers vanish: value of the trace -> value it equals
+    for i, step in enumerate(traced.steps, start=1):
+        source[i] = source[step.inputs[0]] if isinstance(step.layer, nn.Identity) else i
+    kept = [(i, s) for i, s in enumerate(traced.steps, start=1) if source[i] == i]
+    readers = Counter(source[j] for _, s in kept for j in s.inputs)
+    like = next((t for _, s in kept for t in (*s.layer.parameters(), *s.layer.buffers())), torch.zeros(()))
+    nodes: list[Node] = []
+    place = {0: 0}  # value of the trace -> value of the graph
+    for i, step in kept:
+        op = _operation(step, statistics, like)
+        read = [source[j] for j in step.inputs]
+        inputs = tuple(place[j] for j in read)
+        name = step.name
+        operations = [op]
+        if nodes and inputs == (len(nodes),) and readers[read[0]] == 1:
+            before = nodes[-1]
+            fused = _fuse(before.op, op, _shape_before(nodes, traced.input_shape))
+            if fused:
+                nodes.pop()
+                operations, inputs = fused, before.inputs
+                name = before.name if isinstance(before.op, Conv | Linear) else name
+        for operation in operations:
+            nodes.append(Node(operation, inputs, name, step.shape))
+            inputs = (len(nodes),)
+        place[i] = len(nodes)
+    return Graph(tuple(nodes), traced.input_shape)
+
+
+def _shape_before(nodes: list[Node], input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of what the last node reads."""
+    i = nodes[-1].inputs[0]
+    return nodes[i - 1].shape if i else input_shape
+
+
+def _operation(step: Step, statistics: Statistics | None, like: Tensor) -> Operation:
+    layer = step.layer
+    if isinstance(layer, nn.Conv2d):
+        padding = (0, 0) if layer.padding == "valid" else layer.padding
+        bias = layer.weight.new_zeros(layer.out_channels) if layer.bias is None else layer.bias
+        return Conv(layer.weight, bias, layer.stride, padding, layer.dilation, layer.groups)  # type: ignore[arg-type]
+    if isinstance(layer, nn.Linear):
+        return Linear(layer.weight, layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return _batch_norm(step, layer, statistics)
+    if isinstance(layer, Normalize):
+        return Scale(1 / layer.std, -layer.mean / layer.std)
+    if isinstance(layer, nn.AvgPool2d):
+        return _average_pool(layer, step.shape[0], like)
+    if isinstance(layer, nn.Flatten):
+        return Flatten()
+    if isinstance(layer, nn.ReLU):
+        return Relu()
+    assert isinstance(layer, AddLayer), layer
+    return Add()
+
+
+def _batch_norm(step: Step, layer: nn.BatchNorm1d | nn.BatchNorm2d, statistics: Statistics | None) -> Scale:
+    if statistics is not None:
+        mean, variance = statistics[step.name]
+    elif layer.running_mean is None or layer.running_var is None:
+        raise CitrusError(f"Layer {step.name!r} ({layer}) keeps no running statistics, so it has no eval mode.")
+    else:
+        mean, variance = layer.running_mean, layer.running_var
+    scale, shift = batch_norm_affine(layer, mean, variance)
+    shape = (-1,) + (1,) * (len(step.shape) - 1)
+    return Scale(scale.view(shape), shift.view(shape))
+
+
+def _average_pool(layer: nn.AvgPool2d, channels: int, like: Tensor) -> Conv:
+    """Average pooling is a depthwise convolution with equal weights."""
+    kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
+    divisor = layer.divisor_override or kernel[0] * kernel[1]
+    weight = like.new_full((channels, 1, *kernel), 1 / divisor)
+    return Conv(weight, like.new_zeros(channels), stride, padding, (1, 1), channels)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _fuse(before: Operation, op: Operation, shape: tuple[int, ...]) -> list[Operation] | None:
+    """The operations that equal `before` then `op`, when a diagonal map can be absorbed; `shape` enters `before`."""
+    match before, op:
+        case Conv() | Linear() | Scale(), Scale():
+            return [_scale_after(before, op)]
+        case Scale(), Linear():
+            return [Linear(op.weight * before.weight, op.bias + op.weight @ before.bias.expand(shape))]
+        case Scale(), Conv():
+            return [_scale_before(before, op, shape)]
+        case Scale(), Flatten():
+            return [Flatten(), Scale(before.weight.expand(shape).flatten(), before.bias.expand(shape).flatten())]
+    return None
+
+
+def _scale_after(before: Conv | Linear | Scale, scale: Scale) -> Operation:
+    if isinstance(before, Scale):
+        return Scale(before.weight * scale.weight, before.bias * scale.weight + scale.bias)
+    if isinstance(before, Linear):
+        return Linear(before.weight * scale.weight[:, None], before.bias * scale.weight + scale.bias)
+    bias = before.bias if before.bias.dim() == 3 else before.bias.view(-1, 1, 1)
+    bias = bias * scale.weight + scale.bias
+    weight = before.weight * scale.weight.view(-1, 1, 1, 1)
+    bias = bias.flatten() if before.bias.dim() == 1 else bias
+    return Conv(weight, bias, before.stride, before.padding, before.dilation, before.groups)
+
+
+def _scale_before(scale: Scale, conv: Conv, shape: tuple[int, ...]) -> Conv:
+    """x -> conv(s x + t). Padding puts zeros, not t, around s x + t: so t enters as a map of its own, conv(t)."""
+    weight = conv.weight
+    per_group = weight.shape[1]
+    factors = scale.weight.reshape(conv.groups, 1, per_group, 1, 1)
+    weight = (weight.view(conv.groups, -1, *weight.shape[1:]) * factors).view_as(weight)
+    offset = scale.bias.expand(shape)[None]
+    if any(conv.padding):
+        bias = conv(offset)[0]
+    else:  # every pixel sees the same sum
+        kernel = conv.weight.sum((2, 3), keepdim=True)
+        bias = F.conv2d(offset[..., :1, :1], kernel, conv.bias, groups=conv.groups).flatten()
+    return Conv(weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)

@@ -1,0 +1,202 @@
+"""From any supported nn.Module to the order in which its layers run.
+
+A `Trace` is made once per network. It can run the network with the statistics of the batch at hand
+(`forward_with_statistics`), and `graph.fold` turns it into plain operations as often as the weights change.
+"""
+
+import copy
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from citrus.errors import CitrusError
+
+SUPPORTED = (
+    "Conv2d, Linear, BatchNorm1d, BatchNorm2d, ReLU, Flatten, AvgPool2d, Normalize (citrus.networks), Identity, "
+    "nn.Sequential in any nesting, and x + y of two branches"
+)
+LAYERS = (nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten, nn.AvgPool2d, nn.Identity)
+RELU_FUNCTIONS = {torch.relu, F.relu, "relu"}
+ADD_FUNCTIONS = {operator.add, operator.iadd, torch.add, "add"}
+FLATTEN_FUNCTIONS = {torch.flatten, "flatten"}
+
+Statistics = dict[str, tuple[Tensor, Tensor]]
+"""Mean and biased variance of the inputs of each BatchNorm layer, by the layer's name."""
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std per channel: the first layer of a network, so that images and eps stay in pixel units."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        if len(mean) != len(std) or min(std) <= 0:
+            raise CitrusError(f"Normalize needs one positive std per mean, got mean {mean} and std {std}.")
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+class Add(nn.Module):
+    """Stands for x + y in a trace."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer in running order; value 0 is the input, step i computes value i + 1."""
+
+    layer: nn.Module
+    inputs: tuple[int, ...]
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The layers of a module in the order in which they run, with the shapes between them."""
+
+    steps: tuple[Step, ...]
+    input_shape: tuple[int, ...]
+
+    def forward_with_statistics(self, x: Tensor) -> tuple[Tensor, Statistics]:
+        """Run with batch statistics, as in training, and return them with their gradients attached."""
+        values, statistics = [x], Statistics()
+        for step in self.steps:
+            arguments = [values[i] for i in step.inputs]
+            if isinstance(step.layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                value, statistics[step.name] = _batch_norm(step.layer, arguments[0])
+            else:
+                value = step.layer(*arguments)
+            values.append(value)
+        return values[-1], statistics
+
+    def batch_norms(self) -> dict[str, nn.BatchNorm1d | nn.BatchNorm2d]:
+        return {s.name: s.layer for s in self.steps if isinstance(s.layer, nn.BatchNorm1d | nn.BatchNorm2d)}
+
+
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    if x.numel() == x.shape[1]:
+        raise CitrusError("Batch statistics need more than one image in the batch.")
+    axes = [0, *range(2, x.dim())]
+    variance, mean = torch.var_mean(x, axes, correction=0)
+    scale, shift = batch_norm_affine(layer, mean, variance)
+    shape = (-1,) + (1,) * (x.dim() - 2)
+    return x * scale.view(shape) + shift.view(shape), (mean, variance)
+
+
+def batch_norm_affine(layer: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """BatchNorm with fixed statistics is x * scale + shift, per channel."""
+    scale = (var + layer.eps).rsqrt()
+    if layer.affine:
+        scale = scale * layer.weight
+    shift = -mean * scale
+    return scale, shift + layer.bias if layer.affine else shift
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Normalize) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
+    """Find the running order of `module` for inputs of shape (C, H, W); unsupported layers are named in the error."""
+    try:
+        nodes = list(_Tracer().trace(module).nodes)
+    except CitrusError:
+        raise
+    except Exception as error:  # fx raises many types for control flow that depends on data
+        raise CitrusError(
+            f"{type(module).__name__} cannot be traced into a list of layers ({error}); supported: {SUPPORTED}."
+        ) from error
+    steps: list[Step] = []
+    index: dict[fx.Node, int] = {}
+    shapes = [tuple(input_shape)]
+    for node in nodes:
+        if node.op == "placeholder":
+            if index:
+                raise CitrusError(f"{type(module).__name__} takes more than one input; networks take images only.")
+            index[node] = 0
+        elif node.op == "output":
+            if not isinstance(node.args[0], fx.Node) or index.get(node.args[0]) != len(steps):
+                raise CitrusError(f"{type(module).__name__} must return the value of its last layer and nothing else.")
+        else:
+            layer, inputs = _layer(node, module, len(steps))
+            inputs_index = tuple(index[i] for i in inputs)
+            name = str(node.target) if node.op == "call_module" else node.name
+            shape = _shape(layer, name, [shapes[i] for i in inputs_index])
+            steps.append(Step(layer, inputs_index, name, shape))
+            shapes.append(shape)
+            index[node] = len(steps)
+    if not steps or len(shapes[-1]) != 1:
+        raise CitrusError(f"The network must end in a vector of class scores, not in shape {shapes[-1]}.")
+    return Trace(tuple(steps), tuple(input_shape))
+
+
+def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, list[fx.Node]]:
+    """The layer that a traced node stands for, and the nodes it reads."""
+    inputs = [a for a in node.args if isinstance(a, fx.Node)]
+    rest = [a for a in node.args if not isinstance(a, fx.Node)]
+    target: Any = node.target
+    if node.op == "call_module":
+        layer = module.get_submodule(target)
+        if type(layer) in LAYERS or isinstance(layer, Normalize):
+            return _checked(layer, f"layer {place} {target!r}"), inputs
+        what = f"{type(layer).__name__} {target!r}"
+    elif target in RELU_FUNCTIONS:
+        return nn.ReLU(), inputs
+    elif target in ADD_FUNCTIONS and len(inputs) == 2 and not rest and not node.kwargs:
+        return Add(), inputs
+    elif target in FLATTEN_FUNCTIONS and (*rest, *node.kwargs.values()) in {(1,), (1, -1)}:
+        return nn.Flatten(), inputs
+    else:
+        what = f"{getattr(target, '__name__', target)} ({node.op})"
+    raise CitrusError(f"Layer {place}, {what}, is not supported; supported: {SUPPORTED}.")
+
+
+def _checked(layer: nn.Module, where: str) -> nn.Module:
+    """Refuse settings of a known layer that would change its meaning."""
+    problem = ""
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode != "zeros":
+            problem = f"padding_mode {layer.padding_mode!r} (only 'zeros')"
+        elif layer.padding == "same":
+            problem = "padding 'same' (write it as numbers)"
+    elif isinstance(layer, nn.AvgPool2d):
+        if layer.ceil_mode:
+            problem = "ceil_mode=True"
+        elif not layer.count_include_pad and layer.padding not in (0, (0, 0)):
+            problem = "padding without count_include_pad"
+    elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
+        problem = "other axes than (1, -1)"
+    if problem:
+        raise CitrusError(f"{where[0].upper()}{where[1:]}, {type(layer).__name__}, uses {problem}, unsupported.")
+    return layer
+
+
+def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Shape of a layer's result, found by running it on meta tensors."""
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        if inputs[0][0] != layer.num_features or len(inputs[0]) != (3 if isinstance(layer, nn.BatchNorm2d) else 1):
+            raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {inputs[0]}.")
+        return inputs[0]
+    try:
+        if isinstance(layer, Normalize) and inputs[0][0] != layer.mean.shape[0]:
+            raise RuntimeError(f"{layer.mean.shape[0]} channels expected")
+        if isinstance(layer, Add) and inputs[0] != inputs[1]:
+            raise RuntimeError("the branches must have one shape")
+        arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
+        return tuple(copy.deepcopy(layer).to("meta")(*arguments).shape[1:])
+    except RuntimeError as error:
+        given = " and ".join(str(shape) for shape in inputs)
+        raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {given}: {error}.") from error
