@@ -52,9 +52,10 @@ def interval(
     if isinstance(radius, float | int):
         if not radius >= 0:
             raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
-        radius = torch.full_like(centre, radius)
+        radius = torch.full_like(centre[:1], radius)
     *nodes, last = graph.nodes
-    values = [Box(centre, radius.expand_as(centre))]
+    # A radius shared by all images stays one row until the first ReLU: the first layer then bounds it only once.
+    values = [Box(centre, radius if radius.dim() else radius.expand_as(centre[:1]))]
     entering: list[Box] = []
     for node in nodes:
         values.append(_through(node.op, [values[i] for i in node.inputs], shrink, entering))

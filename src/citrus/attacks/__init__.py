@@ -1,0 +1,10 @@
+"""Attacks: perturbations per image (PGD) and per group (universal), from one loop."""
+
+from citrus.attacks.ascent import Ascent as Ascent
+from citrus.attacks.ascent import ascend as ascend
+from citrus.attacks.pgd import Model as Model
+from citrus.attacks.pgd import fooled as fooled
+from citrus.attacks.pgd import pgd as pgd
+from citrus.attacks.universal import UniversalResult as UniversalResult
+from citrus.attacks.universal import consecutive_groups as consecutive_groups
+from citrus.attacks.universal import universal_pgd as universal_pgd

@@ -1,0 +1,70 @@
+"""Projected sign-gradient ascent: the one loop behind every attack.
+
+An attack supplies three hooks: where to start, what to maximise, and how to project back. It may hold one perturbation
+per image or one per group; the loop only sees a batch of perturbations ("units") and keeps the best iterate of each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from citrus.errors import CitrusError
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Settings of the loop. Step sizes are fractions of the radius."""
+
+    steps: int = 40
+    restarts: int = 1
+    step_size: float = 0.25
+    decay: float = 0.2
+    """The step size is multiplied by this each time a fraction of the steps named in `decay_at` has passed."""
+    decay_at: tuple[float, ...] = (0.5, 0.8)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.restarts < 1 or not self.step_size > 0 or not 0 < self.decay <= 1:
+            raise CitrusError(
+                "An attack needs steps >= 0, restarts >= 1, step_size > 0 and decay in (0, 1], got "
+                f"{self.steps}, {self.restarts}, {self.step_size}, {self.decay}."
+            )
+
+    def step_at(self, step: int) -> float:
+        return self.step_size * self.decay ** sum(step >= f * self.steps for f in self.decay_at)
+
+
+Start = Callable[[int], Tensor]
+Objective = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+Project = Callable[[Tensor], Tensor]
+
+
+def ascend(start: Start, objective: Objective, project: Project, radius: Tensor | float, settings: Ascent) -> Tensor:
+    """The best perturbation of each unit over all steps of all restarts.
+
+    `start(restart)` gives the first perturbations (units, ...); `objective(delta, restart)` gives (loss, score), both
+    (units,): the gradient of the loss is followed, and the iterate with the highest score, then loss, is kept.
+    """
+    best: Tensor | None = None
+    best_loss = best_score = torch.empty(0)
+    for restart in range(settings.restarts):
+        delta = project(start(restart))
+        for step in range(settings.steps + 1):
+            last = step == settings.steps
+            with torch.set_grad_enabled(not last):
+                delta.requires_grad_(not last)
+                loss, score = objective(delta, restart)
+                gradient = delta if last else torch.autograd.grad(loss.sum(), delta)[0]
+            delta, loss, score = delta.detach(), loss.detach(), score.detach()
+            if best is None:
+                best, best_loss, best_score = delta, loss, score
+            else:
+                better = (score > best_score) | ((score == best_score) & (loss > best_loss))
+                best = torch.where(better.view(-1, *[1] * (delta.dim() - 1)), delta, best)
+                best_loss = torch.where(better, loss, best_loss)
+                best_score = torch.where(better, score, best_score)
+            if not last:
+                delta = project(delta + settings.step_at(step) * radius * gradient.sign())
+    assert best is not None
+    return best

@@ -1,0 +1,83 @@
+"""The universal attack: one perturbation for all images of a group."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from citrus.attacks.ascent import Ascent, ascend
+from citrus.attacks.pgd import Model, fooled, uniform
+from citrus.bounds.margins import margins
+from citrus.errors import CitrusError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def hinge(kappa: float) -> Loss:
+    """-relu(smallest margin + kappa): images that are wrong by kappa already no longer pull."""
+    return lambda logits, labels: -(margins(logits, labels).amin(1) + kappa).relu()
+
+
+def clipped_cross_entropy(limit: float) -> Loss:
+    """Cross-entropy up to a limit, so that no single image dominates its group."""
+    return lambda logits, labels: F.cross_entropy(logits, labels, reduction="none").clamp(max=limit)
+
+
+LOSSES: tuple[Loss, ...] = (hinge(0.0), hinge(0.5), hinge(2.0), clipped_cross_entropy(3.0))
+"""Restart r uses loss r modulo their number: each finds perturbations that the others miss."""
+
+
+@dataclass(frozen=True)
+class UniversalResult:
+    """One perturbation per group and which images it fools."""
+
+    delta: Tensor
+    """(groups, C, H, W), |delta| <= eps."""
+    groups: Tensor
+    """(n,): the group of each image."""
+    fooled: Tensor
+    """(n,): the image's smallest margin is not positive under its group's perturbation."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the images that are still classified right."""
+        return 1 - self.fooled.float().mean().item()
+
+
+def consecutive_groups(count: int, size: int, device: torch.device | None = None) -> Tensor:
+    """Group numbers of `count` images in order, `size` to a group; the last group may be smaller."""
+    if size < 1:
+        raise CitrusError(f"A group holds at least one image, got {size}.")
+    return torch.arange(count, device=device) // size
+
+
+def universal_pgd(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    groups: Tensor,
+    eps: float,
+    settings: Ascent,
+    generator: torch.Generator | None = None,
+) -> UniversalResult:
+    """Search one perturbation per group that fools as many of its images as possible.
+
+    The perturbed image is not clipped to [0, 1]: clipping would turn one perturbation into a different one per image.
+    """
+    count = int(groups.max()) + 1
+    sums = torch.zeros(count, dtype=images.dtype, device=images.device)
+
+    def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
+        logits = model(images + delta[groups])
+        loss = LOSSES[restart % len(LOSSES)](logits, labels)
+        wrong = fooled(logits.detach(), labels).to(sums.dtype)
+        return sums.index_add(0, groups, loss), sums.index_add(0, groups, wrong)
+
+    def start(restart: int) -> Tensor:
+        return uniform((count, *images.shape[1:]), eps, images, generator)
+
+    delta = ascend(start, objective, lambda d: d.clamp(-eps, eps), eps, settings)
+    with torch.no_grad():
+        return UniversalResult(delta, groups, fooled(model(images + delta[groups]), labels))

@@ -1,0 +1,122 @@
+"""A user's own images from one .npz or .safetensors file.
+
+The file holds `train_images, train_labels, test_images, test_labels`, or only `images, labels`, of which a fixed
+fifth becomes the test set. Images are uint8, or floats in [0, 1], which are rounded to the nearest multiple of 1/255
+(what a picture file would store). They are (n, H, W), (n, C, H, W) or (n, H, W, C) with 1 or 3 channels. Class names
+may be given: an array `classes` in the .npz file, a JSON list `classes` in the metadata of the .safetensors file.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from citrus.data.dataset import Dataset, permutation
+from citrus.errors import CitrusError
+
+SUFFIXES = (".npz", ".safetensors")
+SPLIT_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+WHOLE_KEYS = ("images", "labels")
+TEST_SHARE = 0.2
+
+
+def read(path: Path) -> tuple[Dataset, Dataset]:
+    """Training and test set from the file at `path`; its name is the file's."""
+    if not path.is_file():
+        raise CitrusError(f"data file {path} does not exist.")
+    arrays, names = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+    groups = [keys for keys in (SPLIT_KEYS, WHOLE_KEYS) if all(key in arrays for key in keys)]
+    if len(groups) != 1:
+        problem = "both kinds of arrays" if groups else f"the arrays {', '.join(sorted(arrays)) or '(none)'}"
+        raise CitrusError(f"{path} holds {problem}, but must hold either {', '.join(SPLIT_KEYS)} or images, labels.")
+    values = [arrays[key] for key in groups[0]]
+    images = [_images(value, f"{path}: {key}") for key, value in zip(groups[0][::2], values[::2], strict=True)]
+    labels = [_labels(value, f"{path}: {key}") for key, value in zip(groups[0][1::2], values[1::2], strict=True)]
+    highest = max(int(part.max()) for part in labels)
+    if names is None:
+        names = tuple(str(i) for i in range(highest + 1))
+    parts = [Dataset(path.stem, *pair, names) for pair in zip(images, labels, strict=True)]
+    if len(parts) == 1:
+        return _split(parts[0], path)
+    if parts[0].shape != parts[1].shape:
+        raise CitrusError(f"{path}: training images are {parts[0].shape} but test images {parts[1].shape} (C, H, W).")
+    return parts[0], parts[1]
+
+
+def _split(whole: Dataset, path: Path) -> tuple[Dataset, Dataset]:
+    if len(whole) < 2:
+        raise CitrusError(f"{path} holds one image only, which cannot be split into training and test images.")
+    order, count = permutation(len(whole)), max(1, round(TEST_SHARE * len(whole)))
+    return whole.subset(order[count:]), whole.subset(order[:count])
+
+
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...] | None]:
+    try:
+        # Opened here, since np.load does not close a file in which it finds no archive.
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key in (*SPLIT_KEYS, *WHOLE_KEYS, "classes")}
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise CitrusError(f"{path} cannot be read as an .npz file of plain arrays ({error}).") from error
+    names = arrays.pop("classes", None)
+    return arrays, None if names is None else tuple(str(name) for name in names.ravel())
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...] | None]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            wanted = [key for key in file.keys() if key in (*SPLIT_KEYS, *WHOLE_KEYS)]  # noqa: SIM118 (not a dict)
+            tensors = {key: file.get_tensor(key) for key in wanted}
+            names = json.loads((file.metadata() or {}).get("classes", "null"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CitrusError(f"{path} cannot be read as a .safetensors file ({error}).") from error
+    if names is not None and not isinstance(names, list):
+        raise CitrusError(f"{path}: the metadata entry 'classes' must be a JSON list of names.")
+    # NumPy has no bfloat16; float32 holds every half-precision number exactly.
+    halves = (torch.bfloat16, torch.float16)
+    arrays = {key: (t.float() if t.dtype in halves else t).numpy() for key, t in tensors.items()}
+    return arrays, None if names is None else tuple(str(name) for name in names)
+
+
+def _images(array: np.ndarray, where: str) -> Tensor:
+    """uint8 images (n, C, H, W) from whatever accepted form they are in."""
+    if array.size == 0:
+        raise CitrusError(f"{where} is empty: its shape is {array.shape}.")
+    array = _channels_first(array, where)
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):  # written so that NaN fails too
+            raise CitrusError(
+                f"{where} go from {low:g} to {high:g}, but float images must lie in [0, 1]; divide by 255?"
+            )
+        array = np.rint(array.astype(np.float64, copy=False) * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise CitrusError(f"{where} are {array.dtype}, but must be uint8 (0 to 255) or float (0 to 1).")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4:
+        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if first and not last:
+            return array
+        if last and not first:
+            return array.transpose(0, 3, 1, 2)
+    raise CitrusError(
+        f"{where} have the shape {array.shape}, which is not clearly (n, H, W), (n, C, H, W) or (n, H, W, C) with 1 or "
+        f"3 channels; reshape them to (n, C, H, W)."
+    )
+
+
+def _labels(array: np.ndarray, where: str) -> Tensor:
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
+        raise CitrusError(f"{where} are {array.dtype} of shape {array.shape}, but must be one integer for each image.")
+    return torch.from_numpy(array.astype(np.int64))

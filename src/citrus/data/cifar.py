@@ -1,0 +1,93 @@
+"""CIFAR-10 from its original Python batches, in a folder or straight out of the archive.
+
+The batches are pickles, and a pickle may run any code when it is read. So they are read with an unpickler that
+knows only the three names which the original batches use; a file that asks for anything else is refused.
+"""
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from citrus.data.dataset import Dataset
+from citrus.data.places import CIFAR_FILES
+from citrus.errors import CitrusError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PIXELS = 3 * 32 * 32
+
+# NumPy's function that rebuilds an array, taken from where NumPy itself puts it: its module has moved over the years.
+_RECONSTRUCT = np.empty(0, np.uint8).__reduce__()[0]
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,  # type: ignore[dict-item]
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,  # type: ignore[dict-item]
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+class BatchUnpickler(pickle.Unpickler):
+    """Reads numbers, strings, lists, dicts and NumPy arrays, nothing else."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a CIFAR-10 batch never does") from None
+
+
+def read(name: str, place: Path) -> tuple[Dataset, Dataset]:
+    """Training and test set from `place`: a folder with the six batches, or the archive that holds them."""
+    contents = _from_archive(place) if place.is_file() else _from_folder(place)
+    parts = [_batch(contents.pop(file), place / file) for file in CIFAR_FILES]
+    datasets = []
+    for group in (parts[:-1], parts[-1:]):
+        images = torch.from_numpy(np.concatenate([images for images, _ in group]))
+        labels = torch.from_numpy(np.concatenate([labels for _, labels in group]))
+        datasets.append(Dataset(name, images.view(-1, 3, 32, 32), labels, CLASSES))
+    return datasets[0], datasets[1]
+
+
+def _from_folder(folder: Path) -> dict[str, bytes]:
+    try:
+        return {file: (folder / file).read_bytes() for file in CIFAR_FILES}
+    except OSError as error:
+        raise CitrusError(f"{folder} cannot be read: {error}.") from error
+
+
+def _from_archive(archive: Path) -> dict[str, bytes]:
+    contents = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                stream = tar.extractfile(member) if Path(member.name).name in CIFAR_FILES else None
+                if stream is not None:
+                    contents[Path(member.name).name] = stream.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise CitrusError(f"{archive} cannot be read ({error}); delete it and fetch it again.") from error
+    missing = [file for file in CIFAR_FILES if file not in contents]
+    if missing:
+        raise CitrusError(f"{archive} lacks {', '.join(missing)}; delete it and fetch it again.")
+    return contents
+
+
+def _batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 3072) uint8 and labels (n,) int64 of one batch."""
+    try:
+        batch = BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
+        # Python 2 wrote the keys as bytes; a batch written again by Python 3 has strings.
+        fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        images, labels = fields["data"], np.asarray(fields["labels"]).reshape(len(fields["labels"]))
+    except Exception as error:  # a damaged pickle can fail in any way, and every way means the same to the user
+        raise CitrusError(f"{path} is not a CIFAR-10 batch ({error}); delete it and fetch it again.") from error
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (len(labels), PIXELS):
+        raise CitrusError(f"{path} does not hold {PIXELS} bytes for each of its {len(labels)} labels; fetch it again.")
+    if labels.dtype.kind not in "iu" or labels.size == 0 or labels.min() < 0 or labels.max() > 9:
+        raise CitrusError(f"{path} holds labels that are not numbers from 0 to 9; delete it and fetch it again.")
+    return images, labels.astype(np.int64)

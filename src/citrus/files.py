@@ -1,0 +1,71 @@
+"""Files that survive a crash: written beside their place, then moved over the old one in one step.
+
+Tensors are stored as safetensors, so reading a stranger's file runs no code; a checksum tells damage.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from citrus.errors import CitrusError
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a new file beside `path`, then put it in its place; a failure leaves the old file as it was."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise CitrusError(f"Cannot write {path}: {error}; what was there before is untouched.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    replace_file(path, lambda part: part.write_text(text))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Write tensors and a JSON header; an interrupted or failed write leaves the old file as it was."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    header = {**header, "checksum": _checksum(tensors)}
+    replace_file(path, lambda part: save_file(tensors, part, metadata={"citrus": json.dumps(header)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; a damaged or foreign file is an error."""
+    if not path.is_file():
+        raise CitrusError(f"There is no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get("citrus", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CitrusError(f"{path} is damaged or no safetensors file ({error}); restore it or make it anew.") from error
+    if not isinstance(header, dict):
+        raise CitrusError(f"{path} was not written by Citrus.")
+    if header.get("checksum") != _checksum(tensors):
+        raise CitrusError(f"{path} is damaged: its checksum does not match; restore it or make it anew.")
+    return tensors, header
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    value = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
+        value = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), value)
+    return f"{value:08x}"

@@ -1,0 +1,97 @@
+"""What the training loop and a method say to each other.
+
+The loop hands a method one `Batch`; the method answers with its loss and the boxes it bounded on the way (the Shi
+regularisers read them). A method is a frozen dataclass of hyper-parameters with a `loss`; nothing else is known of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from citrus.bounds import Box, interval, margin_loss, margin_rows
+from citrus.networks import Graph
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One training step as a method sees it."""
+
+    images: Tensor
+    labels: Tensor
+    clean_loss: Tensor
+    """Mean cross-entropy of the unperturbed images."""
+    graph: Graph
+    """The network as plain operations, BatchNorm folded with this batch's statistics; gradients reach the weights."""
+    eps: float
+    clip: bool
+    """Perturbed images stay in [0, 1], as most single-input methods assume."""
+    generator: torch.Generator | None = None
+    keep_boxes: bool = True
+    """Whether the regularisers want the boxes."""
+    max_boxes: int = 1 << 30
+    """More boxes than this are bounded in chunks that are recomputed in the backward pass: less memory, same result."""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What the regularisers want to know of a propagation."""
+
+    pre_activations: tuple[Box, ...]
+    """The boxes that entered each ReLU."""
+    input_radius: Tensor
+    """Mean radius of the input boxes in each channel, in pixel units."""
+
+
+@dataclass(frozen=True)
+class MethodLoss:
+    """A scalar loss and the boxes that were bounded for it (None when nobody wanted them)."""
+
+    loss: Tensor
+    boxes: Boxes | None = None
+
+
+class Method(Protocol):
+    """A training method: hyper-parameters and a loss."""
+
+    name: ClassVar[str]
+    certified: ClassVar[bool]
+    """Whether it bounds boxes, so that Shi's initialisation and regularisers make sense."""
+
+    def check(self, batch_size: int) -> None:
+        """Raise CitrusError when the hyper-parameters do not fit each other or the batch."""
+
+    def loss(self, batch: Batch) -> MethodLoss: ...
+
+
+def box_losses(
+    batch: Batch, centre: Tensor, radius: Tensor | float, labels: Tensor, shrink: float = 1.0
+) -> tuple[Tensor, Boxes | None]:
+    """The IBP loss (CITRUS paper, eq. 2) of each box, (boxes,), and what the regularisers want to know."""
+    classes = batch.graph.classes
+
+    def bound(c: Tensor, r: Tensor | float, y: Tensor) -> tuple[Tensor, ...]:
+        bounds = interval(batch.graph, c, r, margin_rows(y, classes, c.dtype), shrink)
+        kept = bounds.pre_activations if batch.keep_boxes else ()
+        return bounds.lower, *(t for box in kept for t in (box.centre, box.radius.expand_as(box.centre)))
+
+    if batch.clip:
+        lower, upper = (centre - radius).clamp(0, 1), (centre + radius).clamp(0, 1)
+        centre, radius = (upper + lower) / 2, (upper - lower) / 2
+    if len(centre) <= batch.max_boxes:
+        results = bound(centre, radius, labels)
+    else:
+        parts: list[tuple[Tensor, ...]] = []
+        for i in range(0, len(centre), batch.max_boxes):
+            chunk = slice(i, i + batch.max_boxes)
+            r: Any = radius[chunk] if isinstance(radius, Tensor) and radius.dim() and len(radius) > 1 else radius
+            parts.append(checkpoint(bound, centre[chunk], r, labels[chunk], use_reentrant=False))
+        results = tuple(torch.cat(t) for t in zip(*parts, strict=True))
+    lower, *tensors = results
+    if not batch.keep_boxes:
+        return margin_loss(lower), None
+    pre_activations = tuple(Box(c, r) for c, r in zip(tensors[::2], tensors[1::2], strict=True))
+    mean_radius = torch.as_tensor(radius, dtype=centre.dtype, device=centre.device).expand_as(centre).mean((0, 2, 3))
+    return margin_loss(lower), Boxes(pre_activations, mean_radius)

@@ -1,0 +1,57 @@
+"""SABR (Mueller et al., ICLR 2023): the interval loss of a small box around an adversarial example."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from citrus.attacks import Ascent, pgd
+from citrus.errors import CitrusError
+from citrus.methods.base import Batch, MethodLoss, box_losses
+
+
+def check_tau(tau_ratio: float) -> None:
+    if not 0 <= tau_ratio <= 1:
+        raise CitrusError(f"tau must lie between 0 and eps, so tau_ratio = tau/eps in [0, 1], got {tau_ratio}.")
+
+
+@dataclass(frozen=True)
+class SABR:
+    """One small box per image: radius tau = tau_ratio * eps around the image's own adversarial example."""
+
+    name: ClassVar[str] = "sabr"
+    certified: ClassVar[bool] = True
+
+    tau_ratio: float = 0.7
+    """Radius of the small box as a share of eps: 1 is IBP, 0 is adversarial training."""
+    shrink: float = 1.0
+    """Factor on the upper bound of ReLUs that may be on or off; the authors use 0.8 at CIFAR-10 2/255."""
+    attack: Ascent = field(default_factory=lambda: Ascent(steps=8, step_size=0.5, decay=0.1, decay_at=(0.5, 0.875)))
+
+    def check(self, batch_size: int) -> None:
+        check_tau(self.tau_ratio)
+        if not 0 < self.shrink <= 1:
+            raise CitrusError(f"shrink must lie in (0, 1], got {self.shrink}.")
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        tau = self.tau_ratio * batch.eps
+        centre = batch.images
+        if self.tau_ratio < 1:
+            frozen = batch.graph.map(Tensor.detach)
+            delta = pgd(
+                *(frozen, batch.images, batch.labels, batch.eps, self.attack),
+                clip=batch.clip,
+                generator=batch.generator,
+            )
+            centre = self._inside(batch, batch.images + delta, tau)
+        losses, boxes = box_losses(batch, centre, tau, batch.labels, self.shrink)
+        return MethodLoss(losses.mean(), boxes)
+
+    @staticmethod
+    def _inside(batch: Batch, centre: Tensor, tau: float) -> Tensor:
+        """Move the centre so that the small box lies inside the (clipped) eps-box."""
+        lower, upper = batch.images - batch.eps, batch.images + batch.eps
+        if batch.clip:
+            lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
+        return torch.minimum(torch.maximum(centre, lower + tau), upper - tau)

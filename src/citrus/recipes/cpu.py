@@ -1,0 +1,66 @@
+"""Settings for two CPU cores: ConvSmall, one random partner per image, few attack steps, minutes instead of hours."""
+
+from dataclasses import replace
+
+from citrus.attacks import Ascent
+from citrus.methods import IBP, SABR, AnyMethod, Citrus, CitrusSI, Standard
+from citrus.training.config import TrainConfig
+
+FEW_STEPS = Ascent(steps=5, step_size=0.5, decay=0.5, decay_at=(0.6,))
+
+QUICKSTART = TrainConfig(
+    data="digits",
+    network="smallcnn",
+    method=Citrus(tau_ratio=0.4, group_size=0, partners=1, attack=FEW_STEPS),
+    eps=0.1,
+    epochs=30,
+    batch_size=100,
+    lr=2e-3,
+    milestones=(22, 27),
+    warmup_epochs=1,
+    ramp_epochs=12,
+    validation=500,
+    test_images=500,
+)
+
+# setting: data, eps, tau/eps, epochs, milestones, ramp
+SETTINGS: dict[str, tuple[str, float, float, int, tuple[int, int], int]] = {
+    "mnist-0.1": ("mnist", 0.1, 0.4, 20, (14, 18), 8),
+    "mnist-0.3": ("mnist", 0.3, 0.6, 20, (14, 18), 10),
+    "cifar10-2-255": ("cifar10", 2 / 255, 0.1, 30, (22, 27), 12),
+    "cifar10-8-255": ("cifar10", 8 / 255, 0.7, 30, (22, 27), 15),
+}
+
+
+def _setting(name: str) -> dict[str, TrainConfig]:
+    data, eps, tau, epochs, milestones, ramp = SETTINGS[name]
+    common = TrainConfig(
+        data=data,
+        network="convsmall",
+        method=IBP(),
+        eps=eps,
+        epochs=epochs,
+        batch_size=125,
+        lr=1e-3,
+        milestones=milestones,
+        warmup_epochs=1,
+        ramp_epochs=ramp,
+        validation=5000,
+    )
+    methods: tuple[AnyMethod, ...] = (
+        IBP(),
+        SABR(tau_ratio=tau, shrink=0.8 if name == "cifar10-2-255" else 1.0, attack=FEW_STEPS),
+        Citrus(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
+        CitrusSI(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
+    )
+    standard = replace(common, method=Standard(), init="default", regularizer=0.0, warmup_epochs=0, ramp_epochs=0)
+    return {
+        f"{name}-standard-cpu": standard,
+        **{f"{name}-{method.name}-cpu": replace(common, method=method) for method in methods},
+    }
+
+
+CPU_RECIPES: dict[str, TrainConfig] = {
+    "quickstart": QUICKSTART,
+    **{k: v for name in SETTINGS for k, v in _setting(name).items()},
+}

@@ -1,0 +1,212 @@
+"""Everything that defines a training run, as one frozen dataclass, and its way to and from JSON and flags."""
+
+import dataclasses
+import json
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from citrus.errors import CitrusError, suggest
+from citrus.inputs import parse_eps, parse_number
+from citrus.methods import METHODS, AnyMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run. Two runs with equal configurations on one machine give equal networks."""
+
+    data: str
+    """Name of a data set (`citrus data list`) or path of a .npz or .safetensors file."""
+    network: str
+    """Name of an architecture: cnn7, convsmall, smallcnn or mlp."""
+    method: AnyMethod
+    """The training method and its hyper-parameters."""
+    eps: float
+    """Radius to be robust against, in pixel units; fractions such as 8/255 are fine."""
+    eps_factor: float = 1.0
+    """Training radius as a multiple of eps."""
+    clip: bool = False
+    """Keep perturbed training images in [0, 1]. Off by default: a universal perturbation is not clipped."""
+
+    epochs: int
+    batch_size: int
+    """Images per step. For CITRUS a multiple of the group size."""
+    lr: float = 5e-4
+    """Learning rate of Adam."""
+    milestones: tuple[int, ...] = ()
+    """Epochs, counted from 0, at whose start the learning rate is multiplied by lr_factor."""
+    lr_factor: float = 0.2
+    warmup_epochs: int = 0
+    """Epochs at eps 0 before the ramp."""
+    ramp_epochs: int = 0
+    """Epochs in which eps grows from 0 to its full value, step by step."""
+    clip_norm: float = 10.0
+    """Largest L2 norm of the gradient; 0 switches clipping off."""
+    l1: float = 0.0
+    """Weight of the sum of absolute values of all convolution and linear weights."""
+    clean_weight: float = 0.0
+    """Share of the clean cross-entropy in the loss."""
+    init: Literal["shi", "default"] = "shi"
+    """Initialisation: Shi et al.'s for interval bounds, or torch's."""
+    regularizer: float = 0.5
+    """Weight of Shi et al.'s two regularisers at eps 0; it falls to 0 as eps grows to its full value."""
+    population_bn: bool = True
+    """Re-estimate BatchNorm statistics over the training set for the saved network."""
+    average_from: int = 0
+    """Epoch from which weights are averaged for the saved network; 0 switches averaging off."""
+    average_every: int = 10
+    """Steps between two weights that enter the average."""
+
+    validation: int = 0
+    """Images held out of the training set."""
+    augment: bool = True
+    """Flips and crops, where the data set has them."""
+    normalize: bool = True
+    """Normalise pixels with the data set's mean and standard deviation in the network's first layer."""
+    seed: int = 0
+    memory_gb: float = 2.0
+    """Memory for interval bounds; beyond it boxes are recomputed in the backward pass instead of kept."""
+    test_images: int = 1000
+    """Test images that the attacks after training use (clean and certified accuracy use all)."""
+    group_size: int = 5
+    """Images per group of the universal attack after training."""
+
+    def __post_init__(self) -> None:
+        parse_eps(self.eps)
+        self.method.check(self.batch_size)
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if not value >= least:
+                raise CitrusError(f"{name} must be at least {least}, got {value}.")
+        if not 0 <= self.clean_weight <= 1 or not 0 < self.lr_factor <= 1:
+            raise CitrusError(
+                f"clean_weight must lie in [0, 1] and lr_factor in (0, 1], got {self.clean_weight}, {self.lr_factor}."
+            )
+        if not (self.lr > 0 and self.memory_gb > 0 and self.eps_factor > 0):
+            raise CitrusError("lr, memory_gb and eps_factor must be positive.")
+        if self.warmup_epochs + self.ramp_epochs > self.epochs:
+            raise CitrusError(
+                f"warmup_epochs {self.warmup_epochs} and ramp_epochs {self.ramp_epochs} do not fit in {self.epochs} "
+                "epochs: the radius would never be reached."
+            )
+        if list(self.milestones) != sorted(self.milestones):
+            raise CitrusError(f"milestones must increase, got {self.milestones}.")
+
+    @property
+    def train_eps(self) -> float:
+        return self.eps * self.eps_factor
+
+
+LEAST = {
+    **dict.fromkeys(("epochs", "batch_size", "average_every", "group_size"), 1),
+    **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer", "average_from"), 0),
+    **dict.fromkeys(("validation", "seed", "test_images"), 0),
+}
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON values; a method carries its name."""
+    result: dict[str, Any] = {"name": config.name} if type(config) in METHODS.values() else {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        value = to_dict(value) if dataclasses.is_dataclass(value) else value
+        result[f.name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def from_dict(values: dict[str, Any]) -> TrainConfig:
+    """The configuration that `to_dict` wrote. Unknown, missing and ill-typed fields are errors that name the field."""
+    config = _build(TrainConfig, values, "")
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Read a config.json (or the run folder that holds one)."""
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CitrusError(f"Cannot read the configuration {path}: {error}.") from error
+    if not isinstance(values, dict):
+        raise CitrusError(f"The configuration {path} must be a JSON object.")
+    return from_dict(values)
+
+
+def override(config: TrainConfig, changes: dict[str, str]) -> TrainConfig:
+    """Change fields by dotted name, as the command line writes them: {"method.tau_ratio": "0.4", "eps": "8/255"}."""
+    values = to_dict(config)
+    for name, text in changes.items():
+        place = values
+        *path, last = name.replace("-", "_").split(".")
+        for part in path:
+            place = place.get(part, {}) if isinstance(place.get(part, {}), dict) else {}
+        if last not in place or isinstance(place[last], dict):
+            raise CitrusError(f"Unknown field {name!r}: {suggest(name, field_names(config))}")
+        place[last] = text.split(",") if isinstance(place[last], list) else text
+    return from_dict(values)
+
+
+def field_names(config: Any, prefix: str = "") -> list[str]:
+    """All fields by dotted name."""
+    names = []
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        nested = dataclasses.is_dataclass(value)
+        names += field_names(value, f"{prefix}{f.name}.") if nested else [prefix + f.name]
+    return names
+
+
+def _build(kind: Any, values: dict[str, Any], where: str) -> Any:
+    hints = get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for name in values:
+        if name not in fields:
+            raise CitrusError(f"Unknown field {where + name!r}: {suggest(name, fields)}")
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise CitrusError(f"The configuration lacks {', '.join(where + name for name in missing)}.")
+    return kind(**{name: _value(hints[name], value, where + name) for name, value in values.items()})
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    """A JSON value or command-line word as the type of its field."""
+    if kind == AnyMethod:
+        if not isinstance(value, dict) or value.get("name") not in METHODS:
+            given = value.get("name") if isinstance(value, dict) else value
+            raise CitrusError(f"Unknown method {given!r}: {suggest(str(given), METHODS)}")
+        rest = {k: v for k, v in value.items() if k != "name"}
+        return _build(METHODS[value["name"]], rest, f"{name}.")
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise CitrusError(f"{name} must be an object with fields, got {value!r}.")
+        return _build(kind, value, f"{name}.")
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise CitrusError(f"{name} must be a list, got {value!r}.")
+        return tuple(_value(get_args(kind)[0], v, name) for v in value if v != "")
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise CitrusError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}.")
+        return value
+    assert get_origin(kind) not in (Union, types.UnionType), kind
+    return _scalar(kind, value, name)
+
+
+def _scalar(kind: Any, value: Any, name: str) -> Any:
+    if kind is bool:
+        words = {"true": True, "false": False, "True": True, "False": False}
+        if not isinstance(value, bool) and value not in words:
+            raise CitrusError(f"{name} must be true or false, got {value!r}.")
+        return value if isinstance(value, bool) else words[value]
+    if kind is str:
+        return str(value)
+    number = parse_number(value, name)
+    if kind is int and (isinstance(value, bool) or number != int(number)):
+        raise CitrusError(f"{name} must be a whole number, got {value!r}.")
+    return int(number) if kind is int else number

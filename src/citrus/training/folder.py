@@ -1,0 +1,123 @@
+"""The run folder: configuration, environment, metrics, checkpoints and results of one run.
+
+runs/NAME/  config.json  env.json  log.txt  metrics.jsonl  checkpoints/last.safetensors
+            model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from citrus import __version__
+from citrus.errors import CitrusError
+from citrus.files import write_json, write_text
+from citrus.training.config import TrainConfig, read_config, to_dict
+
+
+class RunFolder:
+    """Writes that survive Ctrl-C, kill -9 and a full disk: whole files are replaced, rows are appended and flushed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoints" / "last.safetensors"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def open(self, config: TrainConfig, resume: bool) -> None:
+        """Start a new run, or check that the folder holds this very configuration to be resumed."""
+        existing = (self.path / "config.json").exists()
+        if existing:
+            before = read_config(self.path)
+            if before != config:
+                changed = [k for k, v in to_dict(config).items() if to_dict(before).get(k) != v]
+                raise CitrusError(
+                    f"{self.path} holds a run of another configuration ({', '.join(changed)} differ): "
+                    "choose another --out, or resume with the configuration it was started with."
+                )
+            if not resume:
+                raise CitrusError(
+                    f"{self.path} already holds this run: add --resume to go on, or choose another --out."
+                )
+        elif resume:
+            raise CitrusError(f"There is no run to resume in {self.path}.")
+        if not existing:
+            self.write_json("env.json", environment())
+            self.write_json("config.json", to_dict(config))
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_json(self.path / name, value)
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete rows; one that a crash cut short is ignored."""
+        path = self.path / "metrics.jsonl"
+        rows = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drop rows of steps that a resumed run will take again."""
+        rows = [row for row in self.metrics() if row["step"] <= step]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def log(self, line: str) -> None:
+        with (self.path / "log.txt").open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and state of the source: what one needs to know to repeat a number."""
+    return {
+        "citrus": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": sys.argv,
+        "git": _git_state(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git_state() -> dict[str, str] | None:
+    """Commit and uncommitted changes of the checkout that this code runs from, if it is one."""
+
+    def git(*arguments: str) -> str:
+        where = Path(__file__).resolve().parent
+        return subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        return {"commit": git("rev-parse", "HEAD").strip(), "diff": git("diff", "HEAD", "--", ".")}
+    except (OSError, subprocess.CalledProcessError):
+        return None

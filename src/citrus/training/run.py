@@ -1,0 +1,187 @@
+"""From a configuration to a run folder: train, stop, resume, evaluate.
+
+run = train(config, out="runs/mine")            # stops safely on Ctrl-C; train(..., resume=True) goes on
+network = load_run("runs/mine").network
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from citrus.attacks import UniversalResult
+from citrus.data import Splits, as_float, load
+from citrus.errors import CitrusError
+from citrus.files import load_tensors, save_tensors
+from citrus.inputs import format_eps
+from citrus.networks import build
+from citrus.training.config import TrainConfig, read_config, to_dict
+from citrus.training.evaluation import Evaluation, evaluate
+from citrus.training.folder import RunFolder
+from citrus.training.loop import Progress, Stopped, Trainer, normalisation
+
+CHECKPOINT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained network with where it came from and how good it is."""
+
+    path: Path
+    config: TrainConfig
+    network: nn.Module
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class Events:
+    """What a caller may want to hear while a run goes on; the library itself prints nothing."""
+
+    on_step: Callable[[Progress], None] = lambda progress: None
+    on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
+    on_stage: Callable[[str], None] = lambda text: None
+    on_attack: Callable[[UniversalResult, Tensor, Tensor, nn.Module], None] = lambda *_: None
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    splits: Splits | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    stop_after: int | None = None,
+    events: Events | None = None,
+) -> Run:
+    """Train by `config` in the run folder `out` and evaluate the result on the test set.
+
+    `stop_after` ends after that many steps in all, keeping the state; `Stopped` is then raised, as after Ctrl-C.
+    """
+    events = events or Events()
+    splits = splits or load(config.data, data_dir=data_dir, validation=config.validation)
+    folder = RunFolder(Path(out))
+    trainer = Trainer(config, splits, pick_device(device))
+    folder.open(config, resume)
+    if resume and folder.checkpoint.exists():
+        trainer.restore(*load_tensors(folder.checkpoint))
+    folder.forget_metrics_after(trainer.step)
+    folder.log(f"training on {trainer.device} from step {trainer.step} of {trainer.steps}")
+    _train(trainer, folder, events, stop_after)
+    events.on_stage("estimating statistics and saving the network")
+    network = trainer.finish()
+    save_network(folder.model, network, config, splits)
+    return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
+
+
+def _train(trainer: Trainer, folder: RunFolder, events: Events, stop_after: int | None) -> None:
+    saved = time.monotonic()
+
+    def on_step(progress: Progress) -> None:
+        nonlocal saved
+        events.on_step(progress)
+        stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
+        if stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            save_tensors(folder.checkpoint, *trainer.state())
+            saved = time.monotonic()
+        if stop:
+            folder.log(f"stopped at step {progress.step}")
+            raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
+
+    with _stop_signals() as signals:
+        for row in trainer.epochs(on_step):
+            folder.append_metrics(row)
+            save_tensors(folder.checkpoint, *trainer.state())
+            saved = time.monotonic()
+            events.on_epoch(row)
+
+
+def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder, events: Events) -> Run:
+    events.on_stage("evaluating on the test set")
+    test = splits.test.to(device)
+    images, config = as_float(test.images), run.config
+    result, attack = evaluate(
+        *(run.network, images, test.labels, config.eps),
+        group_size=config.group_size,
+        attacked=config.test_images or None,
+        clip=config.clip,
+        seed=config.seed,
+    )
+    name = format_eps(config.eps).replace("/", "-")
+    save_tensors(folder.path / "uap" / f"{name}.safetensors", {"delta": attack.delta}, {"eps": config.eps})
+    events.on_attack(attack, images, test.labels, run.network)
+    seconds = sum(row["seconds"] for row in folder.metrics())
+    folder.write_json("summary.json", {**asdict(result), "training_seconds": round(seconds, 1), "seed": config.seed})
+    folder.log(
+        f"clean {result.clean:.2f} ibp {result.ibp_certified:.2f} pgd {result.pgd:.2f} "
+        f"universal {result.universal:.2f} (percent)"
+    )
+    return Run(run.path, config, run.network, result)
+
+
+def save_network(path: Path, network: nn.Module, config: TrainConfig, splits: Splits) -> None:
+    """Weights with all that is needed to build the network again without the data."""
+    mean, std = normalisation(config, splits.info)
+    made = {
+        "name": config.network,
+        "shape": splits.info.shape,
+        "classes": splits.info.classes,
+        "mean": mean,
+        "std": std,
+    }
+    save_tensors(path, dict(network.state_dict()), {"network": made, "config": to_dict(config)})
+
+
+def load_run(path: str | Path) -> Run:
+    """A finished run: its configuration and its network in eval mode."""
+    folder = RunFolder(Path(path))
+    config = read_config(folder.path)
+    if not folder.model.exists():
+        raise CitrusError(f"{folder.path} has no finished network yet: `citrus train --resume --out {folder.path}`.")
+    return Run(folder.path, config, load_network(folder.model))
+
+
+def load_network(path: Path) -> nn.Module:
+    """The network that `save_network` wrote."""
+    tensors, header = load_tensors(path)
+    made = header.get("network")
+    if not isinstance(made, dict):
+        raise CitrusError(f"{path} holds no network of Citrus.")
+    shape, mean, std = (tuple(made[key]) for key in ("shape", "mean", "std"))
+    network = build(made["name"], shape, made["classes"], mean, std)
+    network.load_state_dict(tensors)
+    return network.eval()
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is the GPU when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CitrusError(f"Device {name!r} cannot be used here ({str(error).splitlines()[0]}); try cpu.") from error
+    return device
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into a flag that the loop reads between two steps."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = {s: signal.signal(s, lambda *_: flag.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

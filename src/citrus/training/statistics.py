@@ -1,0 +1,41 @@
+"""BatchNorm statistics: the running ones that training leaves behind, and the population's for the network to keep."""
+
+import torch
+from torch import Tensor, nn
+
+from citrus.data import Dataset, as_float
+from citrus.networks import Statistics, Trace, trace
+
+
+@torch.no_grad()
+def update_running(traced: Trace, statistics: Statistics, count: int) -> None:
+    """Move running statistics towards those of a batch of `count` images, as torch's BatchNorm does."""
+    shapes = {step.name: step.shape for step in traced.steps}
+    for name, layer in traced.batch_norms().items():
+        if layer.running_mean is None or layer.running_var is None:
+            continue
+        mean, variance = statistics[name]
+        places = count * torch.Size(shapes[name][1:]).numel()
+        momentum = layer.momentum or 0.1
+        layer.running_mean.lerp_(mean, momentum)
+        layer.running_var.lerp_(variance * (places / (places - 1)), momentum)
+
+
+@torch.no_grad()
+def estimate_statistics(network: nn.Module, data: Dataset, batch_size: int) -> None:
+    """Population statistics: running mean and variance become the average of the batch statistics of all images."""
+    traced = trace(network, data.shape)
+    layers = traced.batch_norms()
+    if not layers:
+        return
+    batches = [data.images[i : i + batch_size] for i in range(0, len(data) - batch_size + 1, batch_size)]
+    total: dict[str, tuple[Tensor, Tensor]] = {}
+    for images in batches:
+        for name, (mean, variance) in traced.forward_with_statistics(as_float(images))[1].items():
+            before = total.get(name, (torch.zeros_like(mean), torch.zeros_like(variance)))
+            total[name] = (before[0] + mean / len(batches), before[1] + variance / len(batches))
+    for name, layer in layers.items():
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        layer.running_mean.copy_(total[name][0])
+        layer.running_var.copy_(total[name][1])
