@@ -24,6 +24,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
+        partial.chmod(0o644)  # safetensors writes files that only their owner can read
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)

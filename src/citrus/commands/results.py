@@ -1,0 +1,36 @@
+"""How results are shown: the table of an evaluation and the picture of a universal perturbation."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from citrus.attacks import UniversalResult
+from citrus.console import table
+from citrus.inputs import format_eps
+from citrus.training import Evaluation
+
+
+def evaluation_table(result: Evaluation) -> str:
+    """One line per measure, with how it was measured."""
+    n, k = result.images, result.attacked_images
+    box = "clipped to [0, 1]" if result.clip else "not clipped"
+    rows = [
+        ["clean accuracy", f"{result.clean:.2f}", f"{n} test images"],
+        ["certified one by one (IBP)", f"{result.ibp_certified:.2f}", f"{n} test images, proved"],
+        [f"attacked one by one (PGD-{result.pgd_steps})", f"{result.pgd:.2f}", f"first {k}"],
+        ["attacked by universal perturbations", f"{result.universal:.2f}", f"first {k}, groups of {result.group_size}"],
+    ]
+    title = f"percent of test images classified right at eps {format_eps(result.eps)} (perturbed images {box})"
+    return table(["measure", "percent", "on"], rows, title)
+
+
+def save_picture(
+    out: Path, eps: float, attack: UniversalResult, images: Tensor, labels: Tensor, network: nn.Module
+) -> Path | None:
+    """The strongest perturbation found, as a PNG in the run folder; None when matplotlib is not installed."""
+    try:
+        from citrus.report.picture import universal_picture
+    except ImportError:
+        return None
+    path = out / "uap" / f"{format_eps(eps).replace('/', '-')}.png"
+    return universal_picture(path, eps, attack, images, labels, network)

@@ -1,0 +1,176 @@
+"""`citrus train RECIPE [--field value ...]`: from a named recipe to a run folder with a trained, evaluated network."""
+
+import dataclasses
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from citrus.commands.flags import pairs, parse_flags, take_word
+from citrus.commands.results import evaluation_table, save_picture
+from citrus.console import Bar, duration
+from citrus.data import Splits, load
+from citrus.errors import CitrusError
+from citrus.inputs import format_eps
+from citrus.recipes import MEASURED, RECIPES, recipe
+from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
+from citrus.training.config import field_names
+
+
+@dataclass
+class TrainFlags:
+    """Train a network. Every field of the recipe is a flag too: --eps 8/255 --method.tau-ratio 0.4 --epochs 20."""
+
+    config: str | None = None
+    """Start from this config.json (or run folder) instead of a recipe."""
+    out: str | None = None
+    """Run folder; by default runs/RECIPE, numbered when that is taken."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+    resume: bool = False
+    """Go on with the run in --out."""
+    dry_run: bool = False
+    """One batch through all stages, nothing is kept."""
+    print_config: bool = False
+    """Print the resolved configuration as JSON and stop."""
+    list: bool = False
+    """List the recipes and stop."""
+
+
+def run(arguments: list[str]) -> int:
+    name, rest = take_word(arguments)
+    if "--help" in rest and name:
+        _print_fields(name, recipe(name))
+        return 0
+    every_field = {n for config in RECIPES.values() for n in field_names(config)}
+    flags, words = parse_flags(TrainFlags, "train", rest, sorted(every_field))
+    if flags.list:
+        print(_recipe_list())
+        return 0
+    config = override(_base(name, flags), pairs(words))
+    if flags.print_config:
+        print(json.dumps(to_dict(config), indent=2))
+        return 0
+    splits = load(config.data, data_dir=flags.data_dir, validation=config.validation)
+    if flags.dry_run:
+        return _dry_run(config, splits, flags)
+    out = Path(flags.out) if flags.out else _free_folder(name or "run")
+    try:
+        result = _train(config, splits, out, flags)
+    except Stopped as stop:
+        print(f"{stop}\n  citrus train --resume --out {out}", file=sys.stderr)
+        return 130
+    _conclude(result)
+    return 0
+
+
+def _base(name: str | None, flags: TrainFlags) -> TrainConfig:
+    """The configuration before overrides: a recipe, a file, or that of the run to resume."""
+    if name and flags.config:
+        raise CitrusError("Give either a recipe or --config, not both.")
+    if flags.resume and not flags.out:
+        raise CitrusError("--resume needs --out, the folder of the run to go on with.")
+    if name:
+        return recipe(name)
+    if flags.config:
+        return read_config(Path(flags.config))
+    if flags.resume:
+        return read_config(Path(str(flags.out)))
+    raise CitrusError("Which recipe? `citrus train --list` shows them; start with `citrus train quickstart`.")
+
+
+def _free_folder(name: str) -> Path:
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path = Path("runs") / f"{name}-{number}"
+        number += 1
+    return path
+
+
+def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) -> Run:
+    print(_introduction(config, splits, out), file=sys.stderr)
+    bar: Bar | None = None
+
+    def on_step(progress: Progress) -> None:
+        nonlocal bar
+        bar = bar or Bar(progress.steps, "training", start=progress.step - 1)
+        text = f"epoch {progress.epoch + 1}/{config.epochs} eps {progress.eps:.4f} loss {progress.loss:.4f}"
+        bar.update(progress.step, text)
+
+    def on_stage(text: str) -> None:
+        if bar:
+            bar.close()
+        print(text, file=sys.stderr, flush=True)
+
+    def on_attack(*found: Any) -> None:
+        save_picture(out, config.eps, *found)
+
+    events = Events(on_step=on_step, on_stage=on_stage, on_attack=on_attack)
+    try:
+        return train(*(config, out), splits=splits, device=flags.device, resume=flags.resume, events=events)
+    finally:
+        if bar:
+            bar.close()
+
+
+def _introduction(config: TrainConfig, splits: Splits, out: Path) -> str:
+    return (
+        f"{config.method.name} on {splits.info.name} at eps {format_eps(config.eps)}: {config.network}, "
+        f"{len(splits.train)} training, {len(splits.validation)} validation and {len(splits.test)} test images, "
+        f"{config.epochs} epochs of batch {config.batch_size}, into {out}"
+    )
+
+
+def _conclude(result: Run) -> None:
+    assert result.evaluation
+    summary = json.loads((result.path / "summary.json").read_text())
+    print(evaluation_table(result.evaluation))
+    print(f"\ntraining took {duration(summary['training_seconds'])}, evaluation {duration(result.evaluation.seconds)}")
+    pictures = sorted((result.path / "uap").glob("*.png"))
+    for picture in pictures:
+        print(f"picture     {picture}")
+    print(f"run folder  {result.path}")
+    stronger = format_eps(min(1.0, round(1.5 * result.evaluation.eps, 6)))
+    print(f"next        citrus attack {result.path} --eps {stronger}")
+
+
+def _dry_run(config: TrainConfig, splits: Splits, flags: TrainFlags) -> int:
+    """One step at full eps and a small evaluation, in a folder that is thrown away."""
+    few = slice(0, 2 * config.group_size)
+    train_part = splits.train.subset(slice(0, config.batch_size))
+    small = Splits(train_part, splits.validation.subset(few), splits.test.subset(few), splits.info)
+    one = dataclasses.replace(config, epochs=1, warmup_epochs=0, ramp_epochs=0, milestones=())
+    with tempfile.TemporaryDirectory() as folder:
+        train(one, Path(folder) / "run", splits=small, device=flags.device)
+    print("dry run: one step and the evaluation went through; nothing was kept")
+    return 0
+
+
+def _recipe_list() -> str:
+    lines = [f"{len(RECIPES)} recipes; a name without -cpu carries the published hyper-parameters for CNN7", ""]
+    for name, config in RECIPES.items():
+        measured = MEASURED.get(name)
+        note = (
+            f"clean {measured.clean:.2f} ibp {measured.ibp_certified:.2f} in {measured.minutes:.1f} min"
+            if measured
+            else ""
+        )
+        lines.append(f"  {name:34}{config.network:10}{config.epochs:4} epochs  {note}".rstrip())
+    return "\n".join(lines)
+
+
+def _print_fields(name: str, config: TrainConfig) -> None:
+    """Help for one recipe: tyro lists every field with its value and meaning."""
+    import tyro
+
+    print(f"citrus train {name}: the flags of `citrus train --help`, and the fields below\n")
+    tyro.cli(
+        tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[TrainConfig]],
+        prog=f"citrus train {name}",
+        default=config,
+        args=["--help"],
+    )
