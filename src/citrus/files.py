@@ -3,6 +3,7 @@
 Tensors are stored as safetensors, so reading a stranger's file runs no code; a checksum tells damage.
 """
 
+import contextlib
 import json
 import os
 import zlib
@@ -27,7 +28,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         partial.chmod(0o644)  # safetensors writes files that only their owner can read
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise CitrusError(f"Cannot write {path}: {error}; what was there before is untouched.") from error
 
 

@@ -134,7 +134,7 @@ def _conclude(result: Run) -> None:
     for picture in pictures:
         print(f"picture     {picture}")
     print(f"run folder  {result.path}")
-    stronger = format_eps(min(1.0, round(1.5 * result.evaluation.eps, 6)))
+    stronger = format_eps(min(1.0, 1.5 * result.evaluation.eps))
     print(f"next        citrus attack {result.path} --eps {stronger}")
 
 

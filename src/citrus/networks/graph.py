@@ -1,6 +1,7 @@
 """From a module to plain operations: normalisation and BatchNorm are folded into the layers beside them."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,28 +29,35 @@ def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
     for i, step in enumerate(traced.steps, start=1):
         source[i] = source[step.inputs[0]] if isinstance(step.layer, nn.Identity) else i
     kept = [(i, s) for i, s in enumerate(traced.steps, start=1) if source[i] == i]
-    readers = Counter(source[j] for _, s in kept for j in s.inputs)
     like = next((t for _, s in kept for t in (*s.layer.parameters(), *s.layer.buffers())), torch.zeros(()))
-    nodes: list[Node] = []
-    place = {0: 0}  # value of the trace -> value of the graph
-    for i, step in kept:
-        op = _operation(step, statistics, like)
-        read = [source[j] for j in step.inputs]
-        inputs = tuple(place[j] for j in read)
-        name = step.name
-        operations = [op]
-        if nodes and inputs == (len(nodes),) and readers[read[0]] == 1:
-            before = nodes[-1]
-            fused = _fuse(before.op, op, _shape_before(nodes, traced.input_shape))
-            if fused:
-                nodes.pop()
-                operations, inputs = fused, before.inputs
+    place = {0: 0} | {i: k for k, (i, _) in enumerate(kept, start=1)}  # value of the trace -> value without Identity
+    nodes = [
+        Node(_operation(s, statistics, like), tuple(place[source[j]] for j in s.inputs), s.name, s.shape)
+        for _, s in kept
+    ]
+    return fuse(nodes, traced.input_shape)
+
+
+def fuse(nodes: Sequence[Node], input_shape: tuple[int, ...]) -> Graph:
+    """The same function in fewer operations: diagonal maps are absorbed by the layers beside them where they can be."""
+    readers = Counter(j for node in nodes for j in node.inputs)
+    fused: list[Node] = []
+    place = {0: 0}  # value before -> value after
+    for i, node in enumerate(nodes, start=1):
+        inputs = tuple(place[j] for j in node.inputs)
+        operations, name = [node.op], node.name
+        if fused and inputs == (len(fused),) and readers[node.inputs[0]] == 1:
+            before = fused[-1]
+            merged = _fuse(before.op, node.op, _shape_before(fused, input_shape))
+            if merged:
+                fused.pop()
+                operations, inputs = merged, before.inputs
                 name = before.name if isinstance(before.op, Conv | Linear) else name
         for operation in operations:
-            nodes.append(Node(operation, inputs, name, step.shape))
-            inputs = (len(nodes),)
-        place[i] = len(nodes)
-    return Graph(tuple(nodes), traced.input_shape)
+            fused.append(Node(operation, inputs, name, node.shape))
+            inputs = (len(fused),)
+        place[i] = len(fused)
+    return Graph(tuple(fused), input_shape)
 
 
 def _shape_before(nodes: list[Node], input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -71,7 +79,8 @@ def _operation(step: Step, statistics: Statistics | None, like: Tensor) -> Opera
     if isinstance(layer, Normalize):
         return Scale(1 / layer.std, -layer.mean / layer.std)
     if isinstance(layer, nn.AvgPool2d):
-        return _average_pool(layer, step.shape[0], like)
+        kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
+        return average_pool(step.shape[0], kernel, stride, padding, like, layer.divisor_override)
     if isinstance(layer, nn.Flatten):
         return Flatten()
     if isinstance(layer, nn.ReLU):
@@ -92,11 +101,16 @@ def _batch_norm(step: Step, layer: nn.BatchNorm1d | nn.BatchNorm2d, statistics: 
     return Scale(scale.view(shape), shift.view(shape))
 
 
-def _average_pool(layer: nn.AvgPool2d, channels: int, like: Tensor) -> Conv:
+def average_pool(
+    channels: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    like: Tensor,
+    divisor: int | None = None,
+) -> Conv:
     """Average pooling is a depthwise convolution with equal weights."""
-    kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
-    divisor = layer.divisor_override or kernel[0] * kernel[1]
-    weight = like.new_full((channels, 1, *kernel), 1 / divisor)
+    weight = like.new_full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]))
     return Conv(weight, like.new_zeros(channels), stride, padding, (1, 1), channels)
 
 
@@ -107,6 +121,8 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 def _fuse(before: Operation, op: Operation, shape: tuple[int, ...]) -> list[Operation] | None:
     """The operations that equal `before` then `op`, when a diagonal map can be absorbed; `shape` enters `before`."""
     match before, op:
+        case (Conv(), Scale(weight=factors)) | (Scale(weight=factors), Conv()) if factors.shape[1:] != (1, 1):
+            return None  # a factor per pixel cannot be moved into a kernel
         case Conv() | Linear() | Scale(), Scale():
             return [_scale_after(before, op)]
         case Scale(), Linear():
@@ -126,7 +142,7 @@ def _scale_after(before: Conv | Linear | Scale, scale: Scale) -> Operation:
     bias = before.bias if before.bias.dim() == 3 else before.bias.view(-1, 1, 1)
     bias = bias * scale.weight + scale.bias
     weight = before.weight * scale.weight.view(-1, 1, 1, 1)
-    bias = bias.flatten() if before.bias.dim() == 1 else bias
+    bias = bias.flatten() if bias.shape[1:] == (1, 1) else bias
     return Conv(weight, bias, before.stride, before.padding, before.dilation, before.groups)
 
 
@@ -137,7 +153,7 @@ def _scale_before(scale: Scale, conv: Conv, shape: tuple[int, ...]) -> Conv:
     factors = scale.weight.reshape(conv.groups, 1, per_group, 1, 1)
     weight = (weight.view(conv.groups, -1, *weight.shape[1:]) * factors).view_as(weight)
     offset = scale.bias.expand(shape)[None]
-    if any(conv.padding):
+    if any(conv.padding) or scale.bias.shape[1:] != (1, 1):
         bias = conv(offset)[0]
     else:  # every pixel sees the same sum
         kernel = conv.weight.sum((2, 3), keepdim=True)

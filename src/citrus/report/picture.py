@@ -50,6 +50,6 @@ def universal_picture(
 
 
 def _show(axes: Any, image: Tensor, colours: str = "gray") -> None:
-    pixels = image.clamp(0, 1).cpu()
-    axes.imshow(pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0), cmap=colours, vmin=0, vmax=1)
+    pixels = image.clamp(0, 1).cpu().numpy()
+    axes.imshow(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0), cmap=colours, vmin=0, vmax=1)
     axes.set_axis_off()
