@@ -36,7 +36,7 @@ class SABR:
 
     def loss(self, batch: Batch) -> MethodLoss:
         tau = self.tau_ratio * batch.eps
-        centre = batch.images
+        centre, radius = batch.images, torch.full_like(batch.images[:1], tau)
         if self.tau_ratio < 1:
             frozen = batch.graph.map(Tensor.detach)
             delta = pgd(
@@ -44,14 +44,16 @@ class SABR:
                 clip=batch.clip,
                 generator=batch.generator,
             )
-            centre = self._inside(batch, batch.images + delta, tau)
-        losses, boxes = box_losses(batch, centre, tau, batch.labels, self.shrink)
+            centre, radius = self._inside(batch, batch.images + delta, tau)
+        losses, boxes = box_losses(batch, centre, radius, batch.labels, self.shrink)
         return MethodLoss(losses.mean(), boxes)
 
     @staticmethod
-    def _inside(batch: Batch, centre: Tensor, tau: float) -> Tensor:
-        """Move the centre so that the small box lies inside the (clipped) eps-box."""
+    def _inside(batch: Batch, centre: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        """Centre and radius of the small box in the (clipped) eps-box; where that is narrower than 2 tau, all of it."""
         lower, upper = batch.images - batch.eps, batch.images + batch.eps
+        radius = torch.full_like(centre[:1], tau)
         if batch.clip:
             lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
-        return torch.minimum(torch.maximum(centre, lower + tau), upper - tau)
+            radius = ((upper - lower) / 2).clamp(max=tau)
+        return torch.minimum(torch.maximum(centre, lower + radius), upper - radius), radius

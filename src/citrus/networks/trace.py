@@ -196,7 +196,7 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
         if isinstance(layer, Add) and inputs[0] != inputs[1]:
             raise RuntimeError("the branches must have one shape")
         arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
-        return tuple(copy.deepcopy(layer).to("meta")(*arguments).shape[1:])
+        return tuple(copy.deepcopy(layer).to("meta", torch.float32)(*arguments).shape[1:])
     except RuntimeError as error:
         given = " and ".join(str(shape) for shape in inputs)
         raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {given}: {error}.") from error

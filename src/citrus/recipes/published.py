@@ -21,7 +21,7 @@ SETTINGS: dict[str, tuple[str, float, float, float, float, int, int]] = {
     "cifar10-8-255": ("cifar10", 8 / 255, 0.7, 1.0, 0.0, 180, 160),
     "tinyimagenet-1-255": ("tinyimagenet", 1 / 255, 0.4, 1.0, 1e-6, 180, 80),
 }
-MILESTONES = {70: (50, 60), 160: (120, 140), 180: (140, 160), 80: (60, 70)}
+MILESTONES = {70: (50, 60), 160: (120, 140), 180: (140, 160), 80: (61, 71)}
 
 
 def _setting(name: str) -> dict[str, TrainConfig]:

@@ -83,14 +83,15 @@ class TrainConfig:
             raise CitrusError(
                 f"clean_weight must lie in [0, 1] and lr_factor in (0, 1], got {self.clean_weight}, {self.lr_factor}."
             )
-        if not (self.lr > 0 and self.memory_gb > 0 and self.eps_factor > 0):
-            raise CitrusError("lr, memory_gb and eps_factor must be positive.")
+        for name in ("lr", "memory_gb", "eps_factor"):
+            if not getattr(self, name) > 0:
+                raise CitrusError(f"{name} must be positive, got {getattr(self, name)}.")
         if self.warmup_epochs + self.ramp_epochs > self.epochs:
             raise CitrusError(
                 f"warmup_epochs {self.warmup_epochs} and ramp_epochs {self.ramp_epochs} do not fit in {self.epochs} "
                 "epochs: the radius would never be reached."
             )
-        if list(self.milestones) != sorted(self.milestones):
+        if list(self.milestones) != sorted(set(self.milestones)):
             raise CitrusError(f"milestones must increase, got {self.milestones}.")
 
     @property
@@ -177,7 +178,7 @@ def _build(kind: Any, values: dict[str, Any], where: str) -> Any:
 def _value(kind: Any, value: Any, name: str) -> Any:
     """A JSON value or command-line word as the type of its field."""
     if kind == AnyMethod:
-        if not isinstance(value, dict) or value.get("name") not in METHODS:
+        if not isinstance(value, dict) or str(value.get("name")) not in METHODS:
             given = value.get("name") if isinstance(value, dict) else value
             raise CitrusError(f"Unknown method {given!r}: {suggest(str(given), METHODS)}")
         rest = {k: v for k, v in value.items() if k != "name"}
@@ -201,12 +202,16 @@ def _value(kind: Any, value: Any, name: str) -> Any:
 def _scalar(kind: Any, value: Any, name: str) -> Any:
     if kind is bool:
         words = {"true": True, "false": False, "True": True, "False": False}
-        if not isinstance(value, bool) and value not in words:
+        if not isinstance(value, bool) and (not isinstance(value, str) or value not in words):
             raise CitrusError(f"{name} must be true or false, got {value!r}.")
         return value if isinstance(value, bool) else words[value]
     if kind is str:
-        return str(value)
+        if not isinstance(value, str):
+            raise CitrusError(f"{name} must be text, got {value!r}.")
+        return value
+    if isinstance(value, bool):
+        raise CitrusError(f"{name} must be a number, got {value!r}.")
     number = parse_number(value, name)
-    if kind is int and (isinstance(value, bool) or number != int(number)):
+    if kind is int and number != int(number):
         raise CitrusError(f"{name} must be a whole number, got {value!r}.")
     return int(number) if kind is int else number

@@ -181,10 +181,11 @@ class Trainer:
     def finish(self) -> nn.Module:
         """The network to keep: averaged weights and population statistics where the configuration asks for them."""
         network = copy.deepcopy(self.network)
-        if self.average:
-            network.load_state_dict(self.average, strict=False)
+        for name, parameter in network.named_parameters() if self.average else ():
+            parameter.data.copy_(self.average[name])
         if self.config.population_bn:
-            estimate_statistics(network, self.data, self.config.batch_size)
+            # Batches of 5, as the paper's, would give variances that are a fifth too small behind linear layers.
+            estimate_statistics(network, self.data, min(len(self.data), max(self.config.batch_size, 256)))
         return network.eval()
 
     # ------------------------------------------------------------------------------------------------ its state

@@ -16,14 +16,16 @@ def update_running(traced: Trace, statistics: Statistics, count: int) -> None:
             continue
         mean, variance = statistics[name]
         places = count * torch.Size(shapes[name][1:]).numel()
-        momentum = layer.momentum or 0.1
+        momentum = 0.1 if layer.momentum is None else layer.momentum
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked += 1
         layer.running_mean.lerp_(mean, momentum)
         layer.running_var.lerp_(variance * (places / (places - 1)), momentum)
 
 
 @torch.no_grad()
 def estimate_statistics(network: nn.Module, data: Dataset, batch_size: int) -> None:
-    """Population statistics: running mean and variance become the average of the batch statistics of all images."""
+    """Running mean and variance become the average of the statistics of all full batches."""
     traced = trace(network, data.shape)
     layers = traced.batch_norms()
     if not layers:
