@@ -25,7 +25,7 @@ QUICKSTART = TrainConfig(
 
 # setting: data, eps, tau/eps, epochs, milestones, ramp
 SETTINGS: dict[str, tuple[str, float, float, int, tuple[int, int], int]] = {
-    "mnist-0.1": ("mnist", 0.1, 0.4, 20, (14, 18), 8),
+    "mnist-0.1": ("mnist", 0.1, 0.6, 24, (17, 21), 8),
     "mnist-0.3": ("mnist", 0.3, 0.6, 20, (14, 18), 10),
     "cifar10-2-255": ("cifar10", 2 / 255, 0.1, 30, (22, 27), 12),
     "cifar10-8-255": ("cifar10", 8 / 255, 0.7, 30, (22, 27), 15),
@@ -41,7 +41,7 @@ def _setting(name: str) -> dict[str, TrainConfig]:
         eps=eps,
         epochs=epochs,
         batch_size=125,
-        lr=1e-3,
+        lr=2e-3,
         milestones=milestones,
         warmup_epochs=1,
         ramp_epochs=ramp,
