@@ -1,0 +1,69 @@
+"""Work on (image, row) pairs in chunks that fit a memory budget, which halves itself when memory runs out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from citrus.errors import CitrusError
+
+CPU_BYTES = 64 * 2**20
+"""Small chunks stay near the caches: larger ones were slower on every CPU we tried."""
+
+Work = Callable[[slice, slice], tuple[Tensor, ...]]
+
+
+@dataclass
+class Budget:
+    """Bytes that one chunk may hold. Shared by all passes of a bound, so that what was learnt is kept."""
+
+    bytes: int
+
+    @staticmethod
+    def of(memory: int | None, device: torch.device) -> "Budget":
+        """`memory` bytes, or by default what suits the device: a quarter of a GPU's free memory."""
+        if memory is None:
+            memory = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CPU_BYTES
+        if memory <= 0:
+            raise CitrusError(f"The memory budget must be a positive number of bytes, got {memory}.")
+        return Budget(memory)
+
+
+def in_chunks(size: tuple[int, int], row_bytes: int, budget: Budget, work: Work) -> tuple[Tensor, ...]:
+    """work(images, rows) for all pairs of `size` = (images, rows), results joined; either may be cut."""
+
+    def run(images: slice, lines: slice) -> tuple[Tensor, ...]:
+        many, long = images.stop - images.start, lines.stop - lines.start
+        if many * long * row_bytes <= budget.bytes or many * long <= 1:
+            results = _attempt(work, images, lines)
+            if results is not None:
+                return results
+            if many * long <= 1:
+                raise CitrusError("Memory ran out for a single row of a single image: use intermediate='interval'.")
+            budget.bytes = max(many * long * row_bytes // 2, 1)
+        if many > 1:
+            parts = [run(half, lines) for half in _halves(images)]
+        else:
+            parts = [run(images, half) for half in _halves(lines)]
+        axis = 0 if many > 1 else 1
+        return tuple(torch.cat(pair, axis) for pair in zip(*parts, strict=True))
+
+    return run(slice(0, size[0]), slice(0, size[1]))
+
+
+def _halves(whole: slice) -> tuple[slice, slice]:
+    middle = (whole.start + whole.stop) // 2
+    return slice(whole.start, middle), slice(middle, whole.stop)
+
+
+def _attempt(work: Work, images: slice, lines: slice) -> tuple[Tensor, ...] | None:
+    """The result, or None when memory ran out: the exception must be gone before a retry, it holds the tensors."""
+    try:
+        return work(images, lines)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    except RuntimeError as error:  # the CPU allocator has no exception of its own
+        if "allocate memory" not in str(error) and "not enough memory" not in str(error):
+            raise
+    return None

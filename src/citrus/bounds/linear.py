@@ -1,0 +1,142 @@
+"""Linear bounds (CROWN) by backward substitution over a network's operations.
+
+    bounds = crown(graph, centre, radius, margin_rows(labels, graph.classes))
+    certified = (bounds.lower > 0).all(1)
+
+Zhang et al., "Efficient Neural Network Robustness Certification with General Activation Functions" (2018). Batched over
+images and rows, and differentiable in the weights, the centre and the radius.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from citrus.bounds.chunks import Budget, in_chunks
+from citrus.bounds.interval import Bounds, Box, _rows, _through
+from citrus.bounds.refine import Problem, interval_is_exact, refine
+from citrus.bounds.substitution import (
+    Planes,
+    Rows,
+    concretise,
+    dot,
+    footprint,
+    points,
+    relax_all,
+    substitute,
+    whole,
+)
+from citrus.errors import CitrusError
+from citrus.networks.operations import Graph, Linear, Relu
+
+
+@dataclass(frozen=True)
+class LinearSettings:
+    """How to compute linear bounds. The defaults are the strongest."""
+
+    intermediate: Literal["crown", "interval"] = "crown"
+    """Boxes of the inner layers by CROWN (only for neurons that cheaper bounds leave undecided), or by intervals."""
+    intersect: bool = True
+    """Take the better of interval and linear bound, for inner layers and for the result."""
+    upper: bool = True
+    """Also bound the rows from above; without it `upper` is the interval bound."""
+    planes: bool = False
+    """Keep the planes of the lower bound: rows x pixels numbers per image."""
+    memory: int | None = None
+    """Bytes that one chunk of work may take; None chooses by device."""
+
+    def __post_init__(self) -> None:
+        if self.intermediate not in ("crown", "interval"):
+            raise CitrusError(f"Intermediate bounds are 'crown' or 'interval', got {self.intermediate!r}.")
+
+
+@dataclass(frozen=True)
+class LinearBounds(Bounds):
+    """Bounds and, if asked for, the planes behind `lower`: margin(centre + delta) >= <a, delta> + b."""
+
+    lower_planes: Planes | None = None
+
+
+def crown(
+    graph: Graph,
+    centre: Tensor,
+    radius: Tensor | float,
+    spec: Tensor | None = None,
+    settings: LinearSettings = LinearSettings(),  # noqa: B008 - frozen
+) -> LinearBounds:
+    """Bound spec @ network(x) for all x with |x - centre| <= radius, pixel by pixel, by linear functions of x.
+
+    `spec` is (batch, rows, classes); None means the class scores themselves. With `intersect` the planes may be weaker
+    than `lower`, where the interval bound was better.
+    """
+    problem = problem_of(graph, centre, radius, settings.memory)
+    boxes, output = inner_boxes(problem, spec, settings)
+    return bound_rows(problem, spec, boxes, output, settings)
+
+
+def problem_of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int | None) -> Problem:
+    """Check what the user gave, and run the network at the centres."""
+    if tuple(centre.shape[1:]) != tuple(graph.input_shape):
+        raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
+    if isinstance(radius, float | int):
+        if not radius >= 0:
+            raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
+        radius = torch.full_like(centre, radius)
+    radius = radius.expand_as(centre)
+    return Problem(graph, centre, radius, tuple(points(graph, centre)), Budget.of(memory, centre.device))
+
+
+def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
+    """The box entering each ReLU, and the interval bound of the rows that follows from them.
+
+    One walk forward: each box starts as the image of the boxes before it and is then refined by substitution.
+    """
+    graph = problem.graph
+    values = [Box(problem.centre, problem.radius)]
+    boxes: list[Box] = []
+    for place, node in enumerate(graph.nodes, start=1):
+        i = node.inputs[0]
+        if isinstance(node.op, Linear) and place == len(graph.nodes) and spec is not None:
+            return tuple(boxes), _rows(spec @ node.op.weight, values[i], spec @ node.op.bias)
+        linear = isinstance(node.op, Relu) and settings.intermediate == "crown"
+        if linear and not interval_is_exact(graph, i):
+            relaxed = relax_all(graph, boxes, None, problem.at_centre)
+            values[i] = refine(problem, i, values[i], [relaxed], settings.intersect)
+        values.append(_through(node.op, [values[j] for j in node.inputs], 1.0, boxes))
+    return tuple(boxes), values[-1] if spec is None else _rows(spec, values[-1])
+
+
+def bound_rows(
+    problem: Problem,
+    spec: Tensor | None,
+    boxes: tuple[Box, ...],
+    output: Box,
+    settings: LinearSettings,
+) -> LinearBounds:
+    """Bounds of the specification rows, given the boxes of the ReLUs and the interval bound `output` of the rows."""
+    graph, centre = problem.graph, problem.centre
+    if spec is None:
+        spec = torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
+    relaxed = relax_all(graph, boxes, None, problem.at_centre)
+    signs = (1, -1) if settings.upper else (1,)
+
+    def work(images: slice, rows: slice) -> tuple[Tensor, ...]:
+        part = [r.part(images, rows) for r in relaxed]
+        wanted, scores = spec[images, rows], problem.at_centre[-1][images, None]
+        results: list[Tensor] = []
+        for sign in signs:
+            over_input, given = substitute(graph, len(graph.nodes), Rows(sign * wanted), part)
+            b = dot(sign * wanted, scores) + given
+            results.append(b - concretise(over_input, problem.radius[images]))
+            if settings.planes and sign == 1:
+                results += [whole(over_input, graph.input_shape), b]
+        return tuple(results)
+
+    row_bytes = 3 * footprint(graph, len(graph.nodes), (0, 0)) * centre.element_size()
+    lower, *rest = in_chunks((spec.shape[0], spec.shape[1]), row_bytes, problem.budget, work)
+    planes = Planes(rest[0], rest[1]) if settings.planes else None
+    upper = -rest[-1] if settings.upper else output.upper
+    if settings.intersect:
+        lower, upper = torch.maximum(lower, output.lower), torch.minimum(upper, output.upper)
+    return LinearBounds(lower, upper, boxes, planes)
