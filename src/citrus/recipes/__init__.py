@@ -16,18 +16,20 @@ RECIPES: dict[str, TrainConfig] = {**CPU_RECIPES, **PUBLISHED_RECIPES}
 
 @dataclass(frozen=True)
 class Measured:
-    """What a recipe gave, and on what: percentages of the test set, wall time of the training."""
+    """What a recipe gave with one seed each: percent of the test set, training time. docs/results has the runs."""
 
     clean: float
     ibp_certified: float
     pgd: float
     universal: float
     minutes: float
-    machine: str
-    seeds: int
 
 
-MEASURED: dict[str, Measured] = {}
+# two cores of an Intel Xeon, torch 2.13.0+cpu
+MEASURED: dict[str, Measured] = {
+    "quickstart": Measured(clean=95.90, ibp_certified=82.70, pgd=90.80, universal=91.20, minutes=1.0),
+    "mnist-0.1-citrus-cpu": Measured(clean=98.53, ibp_certified=94.09, pgd=96.11, universal=96.19, minutes=13.4),
+}
 
 
 def recipe(name: str) -> TrainConfig:

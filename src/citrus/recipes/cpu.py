@@ -10,12 +10,12 @@ FEW_STEPS = Ascent(steps=5, step_size=0.5, decay=0.5, decay_at=(0.6,))
 
 QUICKSTART = TrainConfig(
     data="digits",
-    network="smallcnn",
-    method=Citrus(tau_ratio=0.4, group_size=0, partners=1, attack=FEW_STEPS),
+    network="convsmall",
+    method=Citrus(tau_ratio=0.7, group_size=0, partners=1, attack=FEW_STEPS),
     eps=0.1,
     epochs=30,
     batch_size=100,
-    lr=2e-3,
+    lr=5e-3,
     milestones=(22, 27),
     warmup_epochs=1,
     ramp_epochs=12,
