@@ -1,0 +1,219 @@
+"""What is known about the choices of a group: conflicts that were proved, perturbations that were met.
+
+Both are kept as bit sets over the choices (Python integers). A conflict rules out every superset, a perturbation shows
+every subset of what it violates, so most questions are answered here before any dual is computed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from citrus.certify import milp
+from citrus.certify.duals import TIE, Answer, Oracle
+from citrus.certify.planes import Choice, Conflict, Planes, dual_value
+from citrus.errors import CitrusError
+
+MEMORY = 1 << 25  # numbers in the perturbations that are kept: 256 MB
+
+
+class Contradiction(RuntimeError):
+    """A perturbation that is known to violate a set which a conflict proves safe: some plane or cut is unsound."""
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Positions of the ones, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Learned:
+    """Conflicts and perturbations of one group, and the questions to the oracle that add to them."""
+
+    def __init__(self, planes: Planes, fallback: bool | None = None) -> None:
+        count = len(planes.choices)
+        self.planes, self.oracle = planes, Oracle(planes)
+        self.fallback = milp.installed() if fallback is None else fallback
+        self.position = {choice: c for c, choice in enumerate(planes.choices)}
+        self.image = [image for image, _ in planes.choices]
+        self.members = [0] * planes.images  # choices of each image
+        for c, image in enumerate(self.image):
+            self.members[image] |= 1 << c
+        self.alive = (1 << count) - 1  # choices that are not proved alone
+        self.clash = [self.members[image] & ~(1 << c) for c, image in enumerate(self.image)]  # conflicts in pairs
+        self.touching: list[list[int]] = [[] for _ in range(count)]  # conflicts of three or more choices
+        self.conflicts: dict[int, Conflict] = {}
+        self.log: list[int] = []  # conflicts in the order they were learned
+        self.deltas: list[Tensor] = []
+        self.masks: list[int] = []  # choices that each kept delta violates
+        self.spans: list[int] = []  # images of these choices
+        self.attacked: dict[int, int] = {}  # of kept delta k: choices it violates on the network itself
+        self.hits = [0] * count  # kept deltas that violate the choice
+        self.fresh = set(range(count))  # choices whose singles and pairs are still to be decided
+        self.sets = self.programs = 0
+
+    def names(self, mask: int) -> tuple[Choice, ...]:
+        """The choices in a bit set."""
+        return tuple(sorted(self.planes.choices[c] for c in bits(mask)))
+
+    def span(self, mask: int) -> int:
+        """The images with a choice in a bit set that is not proved alone, as bits."""
+        return sum(1 << image for image, mine in enumerate(self.members) if mask & mine & self.alive)
+
+    def add_cut(self, choices: Iterable[Choice]) -> None:
+        """Use a proof found elsewhere that these choices cannot all be violated by one delta."""
+        cut = tuple(sorted({(int(i), int(j)) for i, j in choices}))
+        if not cut or any(not 0 <= image < self.planes.images for image, _ in cut):
+            raise CitrusError(f"a cut names at least one choice of images 0..{self.planes.images - 1}, got {cut}.")
+        if all(choice in self.position for choice in cut):  # a label that is not open cannot be violated anyway
+            self.learn(Conflict(cut))
+
+    def add_planes(self, choice: Choice, slopes: Tensor, offsets: Tensor) -> None:
+        """Use further planes (plane, pixel) of one choice; what was proved before stays proved."""
+        self.planes = self.planes.adding(choice, slopes, offsets)
+        self.oracle = Oracle(self.planes)
+        c = self.position[choice]
+        self.fresh.add(c)
+        self.hits[c] = 0
+        masks = self.oracle.violated(torch.stack(self.deltas)) if self.deltas else []
+        for k, mask in enumerate(masks):
+            self.masks[k] &= mask | self.attacked.get(k, 0) | ~(1 << c)
+            self.spans[k] = self.span(self.masks[k])
+            self.hits[c] |= (self.masks[k] >> c & 1) << k
+
+    def add_witness(self, delta: Tensor, choices: Iterable[Choice] = ()) -> None:
+        """Start from a delta, for instance of an attack, and the choices it violates on the network itself."""
+        pixels, eps = self.planes.slopes.shape[1], self.planes.eps
+        if delta.numel() != pixels or not bool((delta.abs() <= eps * (1 + 1e-6)).all()):
+            raise CitrusError(f"a witness must have {pixels} pixels within eps = {eps}, got {tuple(delta.shape)}.")
+        known = sum(1 << self.position[c] for c in {(int(i), int(j)) for i, j in choices} if c in self.position)
+        for mask in self.conflicts:
+            if mask & ~known == 0:
+                raise Contradiction(f"a delta violates {self.names(known)}, but {self.names(mask)} is proved safe.")
+        self.keep([delta.flatten().to(self.planes.slopes).clamp(-eps, eps)], known)
+
+    def learn(self, conflict: Conflict) -> None:
+        """Remember a conflict unless a smaller one is known."""
+        mask = sum(1 << self.position[choice] for choice in conflict.choices)
+        chosen = list(bits(mask))
+        known = any(mask & self.clash[c] for c in chosen) or mask & ~self.alive
+        if known or any(old & ~mask == 0 for c in chosen for old in self.touching[c]):
+            return
+        for k, attacked in self.attacked.items():
+            if mask & ~attacked == 0:
+                raise Contradiction(f"kept delta {k} violates {self.names(mask)}, which is now proved safe.")
+        self.conflicts[mask] = conflict
+        self.log.append(mask)
+        if len(chosen) == 1:
+            self.alive &= ~mask
+        elif len(chosen) == 2:
+            for c in chosen:
+                self.clash[c] |= mask & ~(1 << c)
+        else:
+            for c in chosen:
+                self.touching[c].append(mask)
+
+    def keep(self, deltas: Sequence[Tensor], attacked: int = 0) -> None:
+        """Remember perturbations and all they violate, unless an older one violates the same choices and more."""
+        if not deltas:
+            return
+        for delta, plane_mask in zip(deltas, self.oracle.violated(torch.stack(list(deltas))), strict=True):
+            mask = plane_mask | attacked
+            full = len(self.deltas) * delta.numel() > MEMORY
+            if not attacked and (full or any(mask & ~old == 0 for old in self.masks)):
+                continue
+            k = len(self.deltas)
+            self.deltas.append(delta)
+            self.masks.append(mask)
+            self.spans.append(self.span(mask))
+            if attacked:
+                self.attacked[k] = attacked
+            for c in bits(mask):
+                self.hits[c] |= 1 << k
+
+    def decide(self, sets: Sequence[tuple[int, ...]], starts: Sequence[dict[int, float]] = ()) -> list[Answer]:
+        """Ask the oracle about each set, and a linear program about the rest; learn from every answer."""
+        answers = self.oracle.settle(sets, starts)
+        self.sets += len(sets)
+        for k, answer in enumerate(answers):
+            if self.fallback and answer.conflict is None and answer.delta is None:
+                answers[k] = answer = self._program(sets[k])
+            if answer.conflict is not None:
+                self.learn(answer.conflict)
+        self.keep([answer.delta for answer in answers if answer.delta is not None])
+        return answers
+
+    def _program(self, chosen: tuple[int, ...]) -> Answer:
+        self.programs += 1
+        optimum = milp.solve_set(self.oracle, chosen)
+        if optimum.value <= TIE:
+            return Answer(delta=optimum.delta)
+        lambdas = self.planes.slopes.new_tensor(optimum.lambdas)
+        planes = list(optimum.planes)
+        value, rounding = dual_value(self.planes.slopes[planes], self.planes.offsets[planes], self.planes.eps, lambdas)
+        if not float(value) > float(rounding):
+            return Answer()
+        choices = tuple(self.planes.choices[c] for c in chosen)
+        return Answer(Conflict(choices, optimum.planes, optimum.lambdas, float(value - rounding)))
+
+    def undecided_pairs(self) -> Iterator[tuple[int, int]]:
+        """Pairs with a fresh choice that neither a conflict nor a kept perturbation decides."""
+        fresh = sum(1 << c for c in self.fresh)
+        for c in bits(self.alive & fresh):
+            for other in bits(self.alive & ~self.clash[c] & ~(1 << c)):
+                if (other > c or not fresh >> other & 1) and not self.hits[c] & self.hits[other]:
+                    yield c, other
+
+    def attainable(self, mask: int, order: Sequence[int]) -> int:
+        """A set within `mask`, one choice per image of `order`, that holds no conflict: greedy, as bits."""
+        taken = 0
+        for image in order:
+            for c in bits(mask & self.members[image] & self.alive):
+                grown = taken | 1 << c
+                if not (taken & self.clash[c]) and not any(old & ~grown == 0 for old in self.touching[c]):
+                    taken = grown
+                    break
+        return taken
+
+    def arranged(self) -> list[int]:
+        """Images that conflict much with each other last, so that the first dolls are small and their counts low."""
+        choices = [mask & self.alive for mask in self.members]
+        left = [image for image, mask in enumerate(choices) if mask]
+        share = {
+            (i, j): sum((self.clash[c] & choices[j]).bit_count() for c in bits(choices[i]))
+            / (choices[i].bit_count() * choices[j].bit_count())
+            for i in left
+            for j in left
+            if i != j
+        }
+        total = {i: sum(share[i, j] for j in left if j != i) for i in left}
+        bond = dict.fromkeys(left, 0.0)
+        order: list[int] = []
+        while left:
+            image = max(left, key=lambda i: (bond[i], total[i]))
+            left.remove(image)
+            order.append(image)
+            for other in left:
+                bond[other] += share[image, other]
+        return order[::-1]
+
+    def cliques(self, images: Iterable[int]) -> list[tuple[int, ...]]:
+        """Split images into families of which one delta violates at most one; images proved alone are in none."""
+        families: list[tuple[list[int], int]] = []
+        for image in images:
+            mine = self.members[image] & self.alive
+            if not mine:
+                continue
+            common = -1
+            for c in bits(mine):
+                common &= self.clash[c]
+            for k, (family, mask) in enumerate(families):
+                if mask & ~common == 0:
+                    family.append(image)
+                    families[k] = (family, mask | mine)
+                    break
+            else:
+                families.append(([image], mine))
+        return [tuple(family) for family, _ in families]

@@ -1,0 +1,91 @@
+"""What certification says: a verdict and two counts per group, and the percentages they add up to."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """The closed set of answers about one group."""
+
+    CERTIFIED = "certified"
+    """Every image of the group survives every perturbation."""
+    ATTACKED = "attacked"
+    """The exact count is known: some images fall to one perturbation, and all others are proved."""
+    UNKNOWN = "unknown"
+    """The proof and the attack leave a gap that the method cannot close."""
+    TIMEOUT = "timeout"
+    """The proof and the attack leave a gap, and the time budget ended the search."""
+    ERROR = "error"
+    """Something went wrong (NaN, out of memory, ...); the group counts as not certified."""
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """One group: at least `certified` and at most `attacked` of its images survive every shared perturbation."""
+
+    group: int
+    index: tuple[int, ...]
+    """Places of its images in the data set."""
+    correct: int
+    certified: int
+    attacked: int
+    verdict: Verdict
+    stages: dict[str, int] = field(default_factory=dict)
+    """Images by the stage that proved them."""
+    seconds: float = 0.0
+    note: str = ""
+
+
+def verdict_of(size: int, certified: int, attacked: int, timed_out: bool) -> Verdict:
+    if certified == size:
+        return Verdict.CERTIFIED
+    if certified == attacked:
+        return Verdict.ATTACKED
+    return Verdict.TIMEOUT if timed_out else Verdict.UNKNOWN
+
+
+@dataclass(frozen=True)
+class Certification:
+    """All groups of a data set."""
+
+    rows: tuple[GroupResult, ...]
+    images: int
+    """Images of the data set, those that no group holds (misclassified ones) included."""
+    eps: float
+    group_size: int
+    grouping: str
+    verifier: str
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def certified(self) -> float:
+        """Certified average UAP accuracy: a proved lower bound, in percent of all images."""
+        return 100 * sum(row.certified for row in self.rows) / self.images
+
+    @property
+    def attacked(self) -> float:
+        """What the attack leaves: an upper bound, in percent of all images."""
+        return 100 * sum(row.attacked for row in self.rows) / self.images
+
+    @property
+    def correct(self) -> float:
+        """Clean accuracy in percent of all images."""
+        return 100 * sum(row.correct for row in self.rows) / self.images
+
+    @property
+    def errors(self) -> int:
+        return sum(row.verdict is Verdict.ERROR for row in self.rows)
+
+    def images_by_outcome(self) -> dict[str, int]:
+        """Every image once: proved, fooled by the attack, in the gap between them, misclassified, or in error."""
+        good = [row for row in self.rows if row.verdict is not Verdict.ERROR]
+        bad = sum(len(row.index) for row in self.rows if row.verdict is Verdict.ERROR)
+        certified, attacked = sum(r.certified for r in good), sum(r.attacked for r in good)
+        correct = sum(row.correct for row in good)
+        return {
+            "certified": certified,
+            "gap": attacked - certified,
+            "fooled": correct - attacked,
+            "misclassified": self.images - correct - bad,
+            "error": bad,
+        }

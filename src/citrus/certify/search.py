@@ -1,0 +1,296 @@
+"""Exact search for the most images of a group that one perturbation can violate on the planes.
+
+A choice is (image, wrong label); a set of choices, one label per image, is violable when one delta brings all its
+planes to <= 0 (planes.py). Violable sets are closed under subsets, so the largest one is a kind of largest clique, and
+the images outside it are the certified count. Three things keep the search small:
+
+* Memory. Every proved set is a conflict, shrunk to the choices its proof needs; every delta met is kept with all the
+  choices it violates (learned.py). Most nodes are decided by them before any dual is computed.
+* Russian dolls. Images are added one by one to the front of an order; best[k] is the answer for the images from k on
+  and bounds every later search, which only asks whether one image more than best[k + 1] can be violated. A search that
+  stops early has still solved the last images: the others start a new doll, and the sum over dolls is a sound count.
+* Colours. A family of choices that conflict in pairs gives at most one image.
+
+The answer rests on the conflicts alone (cover.py checks that they imply the count), never on the course of the search.
+"""
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from torch import Tensor
+
+from citrus.certify.learned import Learned, bits
+from citrus.certify.planes import Choice, Conflict, Planes
+
+AHEAD = 12  # sets decided in one batch at a node: the labels of the next image, then of the images after it
+PAIRS = 512  # pairs decided between two looks at the clock
+SLICE = 0.3  # share of what is left of the budget that one more image may use before a new doll is started
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop; the answer is then sound but perhaps not exact."""
+
+    seconds: float = float("inf")
+    nodes: float = float("inf")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """At least `survivors` images survive every delta; when `exact`, the planes prove no more than that."""
+
+    survivors: int
+    exact: bool
+    violable: tuple[Choice, ...]  # the largest set that is known to be violated by one delta
+    delta: Tensor | None  # (pixel,) which is this one
+    conflicts: tuple[Conflict, ...]  # they imply `survivors`: cover.covers(choices of each, labels, survivors, parts)
+    parts: tuple[tuple[int, ...], ...]  # images that were counted together
+    nodes: int
+    sets: int  # decided by duals
+    programs: int  # linear programs of the fallback
+    seconds: float
+
+
+class _Stop(Exception):
+    """The budget of a step is spent."""
+
+
+class _Node(NamedTuple):
+    chosen: tuple[int, ...]
+    mask: int  # chosen, as bits
+    allowed: int  # choices that complete no known conflict with chosen
+    seen: int  # kept perturbations that violate all of chosen
+    weights: dict[int, float]  # of the dual of chosen: the start for its children
+
+
+class SubsetSearch:
+    """The search over one group. What it has learned stays: cuts, planes and witnesses may be added between runs."""
+
+    def __init__(self, planes: Planes, fallback: bool | None = None) -> None:
+        self.known = Learned(planes, fallback)
+        self.order: list[int] = []  # images with open choices
+        self.best: list[int] = []  # most violable images among order[k:end]
+        self.end = 0
+        self.suffix: list[int] = []  # the same over all of order[k:], sums over dolls
+        self.upper: dict[tuple[int, int], int] = {}  # bounds of best by (k, end) from earlier runs, still valid
+        self.nodes = 0
+        self.limit = Budget()  # of the step, as points in time and in nodes
+        self.wanted = 1
+        self.collected: list[int] = []
+        self.reached: list[tuple[int, int]] = []  # sets that the search found, with a kept delta that violates them
+        self.add_cut, self.add_planes = self.known.add_cut, self.known.add_planes
+        self.add_witness = self.known.add_witness
+
+    def run(self, budget: Budget | None = None) -> SearchResult:
+        """Search until the count is exact or the budget is spent."""
+        started, nodes, sets, programs = time.perf_counter(), self.nodes, self.known.sets, self.known.programs
+        budget = budget or Budget()
+        whole = Budget(started + budget.seconds, nodes + budget.nodes)
+        self.wanted, self.collected = 1, []
+        self._prepare(whole)
+        parts = self._dolls(whole)
+        lost = sum(bound for _, bound in parts)
+        counted = {image for part, _ in parts for image in part}
+        parts += [((image,), 0) for image in range(self.known.planes.images) if image not in counted]
+        violable, delta = self._largest()
+        return SearchResult(
+            survivors=self.known.planes.images - lost,
+            exact=violable.bit_count() >= lost,
+            violable=self.known.names(violable),
+            delta=delta,
+            conflicts=tuple(self.known.conflicts.values()),
+            parts=tuple(part for part, _ in parts),
+            nodes=self.nodes - nodes,
+            sets=self.known.sets - sets,
+            programs=self.known.programs - programs,
+            seconds=time.perf_counter() - started,
+        )
+
+    def critical(self, limit: int = 64, budget: Budget | None = None) -> list[tuple[Choice, ...]]:
+        """Violable sets of the largest size after a run: the count rises once every one of them is proved.
+
+        At most `limit` of them. None when an attack violates so many images on the network itself: the count is final.
+        """
+        size = self._largest()[0].bit_count()
+        attacked = (self.known.span(mask).bit_count() for mask in self.known.attacked.values())
+        if not size or size <= max(attacked, default=0):
+            return []
+        now, budget = time.perf_counter(), budget or Budget()
+        self.limit = Budget(now + budget.seconds, self.nodes + budget.nodes)
+        self.best, self.end, self.wanted, self.collected = self.suffix, len(self.order), limit, []
+        with suppress(_Stop):  # those found in time are returned
+            self._reaches(_Node((), 0, self.known.alive, -1, {}), 0, size)
+        return [self.known.names(mask) for mask in self.collected]
+
+    def _prepare(self, whole: Budget) -> None:
+        """Single choices and pairs first: they are decided in large batches and prune the most."""
+        known = self.known
+        known.decide([(c,) for c in sorted(known.fresh) if known.alive >> c & 1])
+        pairs = known.undecided_pairs()
+        half = (time.perf_counter() + whole.seconds) / 2  # the rest is for larger sets
+        while batch := list(islice(pairs, PAIRS)):
+            if time.perf_counter() > half:
+                break  # a pair that is left open counts as violable; its choices stay fresh for the next run
+            known.decide(batch)
+        else:
+            known.fresh.clear()
+        if not self.order:
+            self.order = self.known.arranged()
+
+    def _dolls(self, whole: Budget) -> list[tuple[tuple[int, ...], int]]:
+        """Parts of the images and how many of each can be violated at most."""
+        parts: list[tuple[tuple[int, ...], int]] = []
+        self.end = k = len(self.order)
+        self.best = [0] * (k + 1)
+        self.suffix = [0] * (k + 1)
+        lost = 0
+        while k > 0:
+            rest = self.known.cliques(self.order[:k])
+            if lost + self.best[k] + len(rest) <= self._largest()[0].bit_count():
+                break  # the trivial bound of the others closes the gap
+            try:
+                self._narrow(whole)
+                self.best[k - 1] = self._step(k - 1)
+                self.upper[k - 1, self.end] = self.best[k - 1]
+                self.suffix[k - 1] = lost + self.best[k - 1]
+                k -= 1
+            except _Stop:
+                spent = time.perf_counter() > whole.seconds or self.nodes >= whole.nodes
+                if spent or k == self.end:
+                    break
+                parts.append((tuple(self.order[k : self.end]), self.best[k]))
+                lost, self.end, self.best[k] = lost + self.best[k], k, 0
+        for before in reversed(range(k)):
+            self.suffix[before] = self.suffix[before + 1] + 1
+        if k < self.end:
+            parts.append((tuple(self.order[k : self.end]), self.best[k]))
+        return parts + [(clique, 1) for clique in self.known.cliques(self.order[:k])]
+
+    def _narrow(self, whole: Budget) -> None:
+        now = time.perf_counter()
+        seconds = now + SLICE * max(0.0, whole.seconds - now)
+        self.limit = Budget(seconds, self.nodes + SLICE * max(0.0, whole.nodes - self.nodes))
+
+    def _largest(self) -> tuple[int, Tensor | None]:
+        """The largest set without a conflict that a kept perturbation violates, one choice per image, and the delta."""
+        best, delta = 0, None
+        known = self.known
+        sets = [(mask & known.masks[k], k) for mask, k in self.reached]
+        sets += [(mask, k) for k, mask in enumerate(known.masks)]
+        for mask, k in sets:
+            if min(mask.bit_count(), known.spans[k].bit_count()) > best.bit_count():
+                taken = known.attainable(mask, self.order)
+                if taken.bit_count() > best.bit_count():
+                    best, delta = taken, known.deltas[k]
+        return best, delta
+
+    def _step(self, k: int) -> int:
+        """best[k]: is there a violable set with image order[k] and best[k + 1] of the images after it?"""
+        known, need = self.known, self.best[k + 1]
+        if self.upper.get((k, self.end), need + 1) <= need:
+            return need
+        inside = sum(known.members[image] for image in self.order[k : self.end])
+        images = sum(1 << image for image in self.order[k : self.end])
+        for number, span in enumerate(known.spans):
+            if (span & images).bit_count() > need:
+                taken = known.attainable(known.masks[number] & inside, self.order[k : self.end])
+                if taken.bit_count() > need:
+                    self.reached.append((taken, number))
+                    return need + 1
+        root = _Node((), 0, inside & known.alive, -1, {})
+        for c in bits(root.allowed & known.members[self.order[k]]):
+            if self._reaches(self._child(root, c, root.allowed & ~known.members[self.order[k]]), k + 1, need):
+                return need + 1
+        return need
+
+    def _child(self, node: _Node, c: int, allowed: int) -> _Node:
+        mask = node.mask | 1 << c
+        allowed &= ~self.known.clash[c]
+        for conflict in self.known.touching[c]:
+            rest = conflict & ~mask
+            if rest & (rest - 1) == 0:
+                allowed &= ~rest
+        return _Node((*node.chosen, c), mask, allowed, node.seen & self.known.hits[c], node.weights)
+
+    def _reaches(self, node: _Node, k: int, need: int) -> bool:
+        """Can `need` images of order[k:end] be violated together with the chosen ones?"""
+        known, allowed = self.known, node.allowed
+        self.nodes += 1
+        if self.nodes > self.limit.nodes or time.perf_counter() > self.limit.seconds:
+            raise _Stop
+        if need == 0:
+            self.collected.append(node.mask)
+            if node.seen:
+                self.reached.append((node.mask, (node.seen & -node.seen).bit_length() - 1))
+            return len(self.collected) >= self.wanted
+        for at in range(k, self.end):
+            mine = known.members[self.order[at]]
+            if not allowed & mine:
+                continue
+            if self.best[at] < need or not self._colours(allowed, need):
+                return False
+            learned = len(known.log)
+            weights = self._look_ahead(node, allowed, at)
+            allowed = self._without(node.mask, allowed, learned)
+            for c in bits(allowed & mine):
+                if not allowed >> c & 1:
+                    continue  # a conflict learned below a sibling
+                child = self._child(node, c, allowed & ~mine)._replace(weights=weights.get(c, node.weights))
+                if self._reaches(child, at + 1, need - 1):
+                    return True
+                allowed = self._without(node.mask, allowed, learned)
+            allowed &= ~mine
+        return False
+
+    def _without(self, mask: int, allowed: int, since: int) -> int:
+        """Drop choices that complete a conflict learned since then."""
+        for conflict in self.known.log[since:]:
+            rest = conflict & ~mask
+            if rest & (rest - 1) == 0:
+                allowed &= ~rest
+        return allowed
+
+    def _colours(self, allowed: int, need: int) -> bool:
+        """Whether a greedy split of the choices into families that conflict in pairs has at least `need` families."""
+        clash = self.known.clash
+        for _ in range(need):
+            if not allowed:
+                return False
+            family = allowed
+            while family:
+                low = family & -family
+                allowed ^= low
+                family &= clash[low.bit_length() - 1]
+        return True
+
+    def _look_ahead(self, node: _Node, allowed: int, k: int) -> dict[int, dict[int, float]]:
+        """Decide the chosen set with each label of image order[k], and with labels of later images in one batch."""
+        known = self.known
+        mine = known.members[self.order[k]]
+        undecided = [c for c in bits(allowed & mine) if not node.seen & known.hits[c]]
+        if not undecided:
+            return {}
+        for image in self.order[k + 1 : self.end]:
+            more = (c for c in bits(allowed & known.members[image]) if not node.seen & known.hits[c])
+            undecided.extend(islice(more, max(0, AHEAD - len(undecided))))
+        answers = known.decide([(*node.chosen, c) for c in undecided], [node.weights] * len(undecided))
+        return {c: answer.weights for c, answer in zip(undecided, answers, strict=True)}
+
+
+def search_subsets(
+    planes: Planes,
+    cuts: Iterable[Iterable[Choice]] = (),
+    witnesses: Iterable[tuple[Tensor, Iterable[Choice]]] = (),
+    budget: Budget | None = None,
+) -> SearchResult:
+    """One search with cuts proved elsewhere and deltas known to violate choices; `SubsetSearch` can go on from it."""
+    search = SubsetSearch(planes)
+    for delta, choices in witnesses:
+        search.add_witness(delta, choices)
+    for cut in cuts:
+        search.add_cut(cut)
+    return search.run(budget)
