@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from citrus.data import Splits as Splits
     from citrus.data import load as load_data
     from citrus.errors import CitrusError as CitrusError
+    from citrus.errors import SoundnessError as SoundnessError
     from citrus.networks import Graph as Graph
     from citrus.networks import Normalize as Normalize
     from citrus.networks import build as build_network
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from citrus.recipes import recipe as recipe
     from citrus.training import Evaluation as Evaluation
     from citrus.training import Run as Run
-    from citrus.training import SoundnessError as SoundnessError
     from citrus.training import TrainConfig as TrainConfig
     from citrus.training import evaluate as evaluate
     from citrus.training import load_run as load_run
@@ -41,10 +41,10 @@ _PLACES = {
     "citrus.attacks": "Ascent UniversalResult pgd universal_pgd",
     "citrus.bounds": "Bounds Box interval margin_rows",
     "citrus.data": "Dataset Splits load:load_data",
-    "citrus.errors": "CitrusError",
+    "citrus.errors": "CitrusError SoundnessError",
     "citrus.networks": "Graph Normalize build:build_network graph",
     "citrus.recipes": "recipe",
-    "citrus.training": "Evaluation Run SoundnessError TrainConfig evaluate load_run train",
+    "citrus.training": "Evaluation Run TrainConfig evaluate load_run train",
 }
 _MODULES = {
     entry.split(":")[-1]: (module, entry.split(":")[0]) for module, names in _PLACES.items() for entry in names.split()

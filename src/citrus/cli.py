@@ -10,6 +10,7 @@ from citrus.errors import CitrusError, suggest
 COMMANDS = {
     "train": "train a network by a recipe, evaluate it, and keep everything in a run folder",
     "attack": "search universal perturbations that break a trained network",
+    "check": "verify the proofs in certificates, without trusting whoever made them",
     "data": "list, fetch and describe data sets",
 }
 

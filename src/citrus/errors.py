@@ -11,6 +11,10 @@ class CitrusError(ValueError):
     """
 
 
+class SoundnessError(RuntimeError):
+    """An attack broke something certified: a bug in Citrus that stops the run. Please report it with its message."""
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known name, or all of them when nothing is near."""
     known = list(known)

@@ -34,7 +34,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    replace_file(path, lambda part: part.write_text(text))
+    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -43,8 +43,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors and a JSON header; an interrupted or failed write leaves the old file as it was."""
-    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    header = {**header, "checksum": _checksum(tensors)}
+    tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    header = {**header, "checksum": _checksum(tensors, header)}
     replace_file(path, lambda part: save_file(tensors, part, metadata={"citrus": json.dumps(header)}))
 
 
@@ -60,13 +60,13 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CitrusError(f"{path} is damaged or no safetensors file ({error}); restore it or make it anew.") from error
     if not isinstance(header, dict):
         raise CitrusError(f"{path} was not written by Citrus.")
-    if header.get("checksum") != _checksum(tensors):
+    if header.pop("checksum", None) != _checksum(tensors, header):
         raise CitrusError(f"{path} is damaged: its checksum does not match; restore it or make it anew.")
     return tensors, header
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    value = 0
+def _checksum(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)

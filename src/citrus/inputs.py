@@ -13,7 +13,7 @@ def parse_number(text: str | float | int, name: str = "value") -> float:
     """A number, or a fraction such as 8/255."""
     try:
         value = float(Fraction(text)) if isinstance(text, str) and "/" in text else float(text)
-    except (ValueError, ZeroDivisionError, TypeError):
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError):
         value = math.nan
     if not math.isfinite(value):
         raise CitrusError(f"{name} must be a number such as 0.1 or a fraction such as 8/255, got {text!r}.")
@@ -31,7 +31,7 @@ def parse_eps(text: str | float | int) -> float:
 def format_eps(eps: float) -> str:
     """8/255 rather than 0.03137..., where that is what was meant."""
     levels = eps * 255
-    if abs(levels - round(levels)) < 1e-6 and abs(eps * 1000 - round(eps * 1000)) > 1e-6:
+    if round(levels) and abs(levels - round(levels)) < 1e-6 and abs(eps * 1000 - round(eps * 1000)) > 1e-6:
         return f"{round(levels)}/255"
     return f"{eps:g}"
 

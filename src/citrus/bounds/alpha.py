@@ -67,16 +67,19 @@ def alpha(
     radius: Tensor | float,
     spec: Tensor | None = None,
     settings: AlphaSettings = AlphaSettings(),  # noqa: B008 - frozen
+    start: LinearBounds | None = None,
 ) -> AlphaBounds:
     """Bound spec @ network(x) from below for all x with |x - centre| <= radius; `upper` is CROWN's.
 
     Differentiable as `crown` is, at the slopes found. `pre_activations` are the boxes the planes were made with.
+    `start` may give the result of `crown` for the same problem, so that it is not computed again.
     """
     problem = problem_of(graph, centre, radius, settings.linear.memory)
-    boxes, output = inner_boxes(problem, spec, settings.linear)
+    if start is None:
+        start = bound_rows(problem, spec, *inner_boxes(problem, spec, settings.linear), settings.linear)
+    first, boxes = start, start.pre_activations
     if spec is None:
         spec = torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
-    first = bound_rows(problem, spec, boxes, output, settings.linear)
     if settings.inner_layers and first.lower.requires_grad:
         raise CitrusError("Optimised inner boxes carry no gradient: use inner_layers=0, or torch.no_grad().")
     slopes = tuple(adaptive_slopes(box)[:, None].expand(-1, spec.shape[1], *box.centre.shape[1:]) for box in boxes)

@@ -53,9 +53,13 @@ def interval(
         if not radius >= 0:
             raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
         radius = torch.full_like(centre[:1], radius)
+    if tuple(centre.shape[1:]) != tuple(graph.input_shape):
+        raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
+    radius = torch.where(radius >= 0, radius, torch.nan)  # no host waits for the answer: a negative radius fails closed
     *nodes, last = graph.nodes
     # A radius shared by all images stays one row until the first ReLU: the first layer then bounds it only once.
-    values = [Box(centre, radius if radius.dim() else radius.expand_as(centre[:1]))]
+    rows = len(radius) if radius.dim() == centre.dim() else 1
+    values = [Box(centre, radius.expand(rows, *centre.shape[1:]))]
     entering: list[Box] = []
     for node in nodes:
         values.append(_through(node.op, [values[i] for i in node.inputs], shrink, entering))

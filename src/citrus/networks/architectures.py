@@ -71,4 +71,6 @@ def build(
         raise CitrusError(f"A classifier needs at least two classes, got {classes}.")
     channels = shape[0]
     mean, std = (v * channels if len(v) == 1 else v for v in (mean, std))
+    if len(mean) != channels or len(std) != channels:
+        raise CitrusError(f"Images of {channels} channels need as many means and stds, got {len(mean)} and {len(std)}.")
     return nn.Sequential(Normalize(mean, std), *ARCHITECTURES[name](shape, classes))

@@ -15,9 +15,26 @@ from citrus.networks.trace import Normalize, Statistics, Step, Trace, batch_norm
 
 def graph(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     """The plain operations of a supported module in eval mode, for inputs of shape (C, H, W)."""
-    if module.training:
+    if any(m.training for m in module.modules()):
         raise CitrusError("The network is in training mode: call .eval() first, or fold it with batch statistics.")
-    return fold(trace(module, input_shape))
+    plain = fold(trace(module, input_shape))
+    _check_same(module, plain)
+    return plain
+
+
+@torch.no_grad()
+def _check_same(module: nn.Module, plain: Graph) -> None:
+    """Values changed in place, hooks and unused branches escape a trace: so both are asked once."""
+    like = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.zeros(()))
+    if like.is_meta:
+        return
+    x = torch.rand(2, *plain.input_shape, generator=torch.Generator().manual_seed(0)).to(like)
+    ours, theirs = plain(x), module(x.clone())
+    if not torch.allclose(ours, theirs, rtol=0, atol=1e-3 * float(1 + theirs.abs().nan_to_num().max()), equal_nan=True):
+        raise CitrusError(
+            f"{type(module).__name__} computes something else than its layers in their order: does it change a value "
+            "in place that is read again, leave out a branch, or have hooks?"
+        )
 
 
 def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:

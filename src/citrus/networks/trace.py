@@ -135,6 +135,8 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
             inputs_index = tuple(index[i] for i in inputs)
             name = str(node.target) if node.op == "call_module" else node.name
             shape = _shape(layer, name, [shapes[i] for i in inputs_index])
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and any(s.name == name for s in steps):
+                raise CitrusError(f"Layer {len(steps)}, {name!r}, runs twice: give each place a BatchNorm of its own.")
             steps.append(Step(layer, inputs_index, name, shape))
             shapes.append(shape)
             index[node] = len(steps)
@@ -148,7 +150,9 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
     inputs = [a for a in node.args if isinstance(a, fx.Node)]
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
     target: Any = node.target
-    if node.op == "call_module":
+    if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
+        what = f"{getattr(target, '__name__', target)!r} with its input as a keyword argument"
+    elif node.op == "call_module":
         layer = module.get_submodule(target)
         if type(layer) in LAYERS or isinstance(layer, Normalize):
             return _checked(layer, f"layer {place} {target!r}"), inputs
@@ -157,11 +161,15 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
         return nn.ReLU(), inputs
     elif target in ADD_FUNCTIONS and len(inputs) == 2 and not rest and not node.kwargs:
         return Add(), inputs
-    elif target in FLATTEN_FUNCTIONS and (*rest, *node.kwargs.values()) in {(1,), (1, -1)}:
+    elif target in FLATTEN_FUNCTIONS and _flattens_all(*rest, **node.kwargs):
         return nn.Flatten(), inputs
     else:
         what = f"{getattr(target, '__name__', target)} ({node.op})"
     raise CitrusError(f"Layer {place}, {what}, is not supported; supported: {SUPPORTED}.")
+
+
+def _flattens_all(start_dim: Any = 0, end_dim: Any = -1) -> bool:
+    return (start_dim, end_dim) == (1, -1)
 
 
 def _checked(layer: nn.Module, where: str) -> nn.Module:
@@ -193,10 +201,12 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
     try:
         if isinstance(layer, Normalize) and inputs[0][0] != layer.mean.shape[0]:
             raise RuntimeError(f"{layer.mean.shape[0]} channels expected")
+        if isinstance(layer, nn.Linear) and len(inputs[0]) != 1:
+            raise RuntimeError("flatten it first")
         if isinstance(layer, Add) and inputs[0] != inputs[1]:
             raise RuntimeError("the branches must have one shape")
         arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
         return tuple(copy.deepcopy(layer).to("meta", torch.float32)(*arguments).shape[1:])
     except RuntimeError as error:
-        given = " and ".join(str(shape) for shape in inputs)
-        raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {given}: {error}.") from error
+        given, reason = " and ".join(str(shape) for shape in inputs), str(error).rstrip(".")
+        raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {given}: {reason}.") from error

@@ -6,7 +6,6 @@ from citrus.training.config import override as override
 from citrus.training.config import read_config as read_config
 from citrus.training.config import to_dict as to_dict
 from citrus.training.evaluation import Evaluation as Evaluation
-from citrus.training.evaluation import SoundnessError as SoundnessError
 from citrus.training.evaluation import evaluate as evaluate
 from citrus.training.loop import Progress as Progress
 from citrus.training.loop import Stopped as Stopped

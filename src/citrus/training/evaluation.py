@@ -9,17 +9,14 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent, UniversalResult, consecutive_groups, fooled, pgd, universal_pgd
 from citrus.bounds import interval, margin_rows
-from citrus.errors import CitrusError
+from citrus.bounds.precision import true_float32
+from citrus.errors import CitrusError, SoundnessError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
 
 CHUNK = 500
 PGD_40 = Ascent(steps=40, restarts=1)
 UNIVERSAL = Ascent(steps=60, restarts=4)
-
-
-class SoundnessError(RuntimeError):
-    """An attack broke something certified: a bug in Citrus. Please report it with the message."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,14 @@ def ibp_certified(network: nn.Module, images: Tensor, labels: Tensor, eps: float
     """(n,): every margin is proved positive on the whole eps-box (intersected with [0, 1] if `clip`)."""
     plain = graph(network, tuple(images.shape[1:]))
     proved = []
-    for x, y in _chunks(images, labels):
-        lower, upper = x - eps, x + eps
-        if clip:
-            lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
-        bounds = interval(plain, (lower + upper) / 2, (upper - lower) / 2, margin_rows(y, plain.classes, x.dtype))
-        proved.append((bounds.lower > 0).all(1))
+    with true_float32():
+        for x, y in _chunks(images, labels):
+            lower, upper = x - eps, x + eps
+            if clip:
+                lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
+            rows = margin_rows(y, plain.classes, x.dtype)
+            bounds = interval(plain, (lower + upper) / 2, (upper - lower) / 2, rows)
+            proved.append((bounds.lower > 0).all(1))
     return torch.cat(proved)
 
 

@@ -1,0 +1,17 @@
+"""Bounds are computed in true float32: TF32 keeps 10 bits of a product, which is enough to train and not to prove."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def true_float32() -> Iterator[None]:
+    """Switch TF32 off for convolutions and matrix products on the GPU; nothing changes on the CPU."""
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products

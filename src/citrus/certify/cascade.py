@@ -1,0 +1,178 @@
+"""Certification as a cascade, cheapest proof first, for many groups at a time.
+
+    result = certify(network, images, labels, eps="8/255", settings=CertifySettings(group_size=5))
+    print(result.certified, result.attacked)       # percent: proved lower bound, attacked upper bound
+
+Stages: clean prediction, intervals, linear bounds (CROWN), optimised slopes, the universal attack (upper bound and
+witnesses), exact search over (image, wrong label) choices, and joint refinement of the sets that decide the count.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from citrus.attacks import Ascent
+from citrus.bounds.precision import true_float32
+from citrus.certify.groups import Grouping, form_groups
+from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
+from citrus.certify.single import Singles, prove_alone
+from citrus.certify.together import Together, prove_together
+from citrus.certify.verifiers import VERIFIERS, Verifier
+from citrus.errors import CitrusError, suggest
+from citrus.inputs import check_images, parse_eps
+from citrus.networks import Graph, graph
+
+
+@dataclass(frozen=True)
+class CertifySettings:
+    """How to certify."""
+
+    group_size: int = 5
+    """Images that share one perturbation; 1 is ordinary certification."""
+    grouping: Grouping = "correct"
+    """dataset, correct or adaptive: see citrus.certify.groups."""
+    verifier: str = "citrus"
+    """citrus (all stages), racoon or zeng (the published systems)."""
+    budget: float = 10.0
+    """Seconds per group for the search and the joint refinement."""
+    attack: Ascent = field(default_factory=lambda: Ascent(steps=60, restarts=12))
+    """The universal attack that gives the upper bound."""
+    block: int = 100
+    """Images that go through the cascade together, in whole groups."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.verifier not in VERIFIERS:
+            raise CitrusError(f"Unknown verifier {self.verifier!r}: {suggest(self.verifier, VERIFIERS)}")
+        if self.group_size < 1 or self.block < 1 or not self.budget > 0:
+            raise CitrusError(
+                f"group_size and block must be at least 1 and budget positive, got {self.group_size}, {self.block}, "
+                f"{self.budget}."
+            )
+
+
+@dataclass(frozen=True)
+class BlockProof:
+    """Everything that was found out about the groups of one block: rows, and what a certificate is made of."""
+
+    rows: tuple[GroupResult, ...]
+    groups: tuple[Tensor, ...]
+    """Places in the data set."""
+    singles: Singles | None
+    together: tuple[Together, ...]
+
+
+def certify(
+    network: nn.Module | Graph,
+    images: Tensor,
+    labels: Tensor,
+    eps: float | str,
+    settings: CertifySettings = CertifySettings(),  # noqa: B008 - frozen
+    on_block: Callable[[BlockProof], None] | None = None,
+    skip: frozenset[int] = frozenset(),
+) -> Certification:
+    """Prove how many images of each group survive every shared perturbation of radius eps.
+
+    `on_block` hears of each finished block. Groups whose numbers are in `skip` are left out of the result, as when an
+    interrupted run goes on.
+    """
+    eps = parse_eps(eps)
+    plain = network if isinstance(network, Graph) else graph(network.eval(), tuple(images.shape[1:]))
+    plain = plain.map(Tensor.detach)
+    check_images(images, labels, plain.classes, plain.input_shape)
+    check_weights(plain)
+    seconds: dict[str, float] = {}
+    rows: list[GroupResult] = []
+    with true_float32(), torch.no_grad():
+        groups = list(enumerate(groups_of(plain, images, labels, eps, settings)))
+        for block in _blocks([(g, index) for g, index in groups if g not in skip], settings.block):
+            proof = _certify_block(plain, images, labels, eps, settings, block, seconds)
+            rows += proof.rows
+            if on_block:
+                on_block(proof)
+    kind = settings.grouping
+    return Certification(tuple(rows), len(images), eps, settings.group_size, kind, settings.verifier, seconds)
+
+
+def check_weights(plain: Graph) -> None:
+    for node in plain.nodes:
+        for value in vars(node.op).values():
+            if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                raise CitrusError(f"Layer {node.name!r} of the network has weights that are NaN or infinite.")
+
+
+def groups_of(plain: Graph, images: Tensor, labels: Tensor, eps: float, settings: CertifySettings) -> list[Tensor]:
+    """The groups, as places in the data set. `adaptive` first asks which images are proved alone."""
+    correct = torch.cat([plain(x).argmax(1) for x in images.split(500)]) == labels
+    alone = None
+    if settings.grouping == "adaptive":
+        parts = []
+        for i in range(0, len(images), settings.block):
+            part = slice(i, i + settings.block)
+            parts.append(~prove_alone(plain, images[part], labels[part], eps, VERIFIERS[settings.verifier]).open.any(1))
+        alone = torch.cat(parts)
+    return form_groups(settings.grouping, settings.group_size, correct, alone)
+
+
+Numbered = tuple[int, Tensor]
+
+
+def _blocks(groups: list[Numbered], size: int) -> Iterator[list[Numbered]]:
+    """Whole groups, together at least `size` images."""
+    block: list[Numbered] = []
+    for entry in groups:
+        block.append(entry)
+        if sum(len(index) for _, index in block) >= size:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _certify_block(
+    plain: Graph,
+    images: Tensor,
+    labels: Tensor,
+    eps: float,
+    settings: CertifySettings,
+    block: list[Numbered],
+    seconds: dict[str, float],
+) -> BlockProof:
+    """All stages for some groups. Images that are misclassified count as lost and take no part."""
+    started = time.perf_counter()
+    index = torch.cat([where for _, where in block])
+    x, y = images[index], labels[index]
+    owner = torch.cat([torch.full_like(where, k) for k, (_, where) in enumerate(block)])
+    verifier: Verifier = VERIFIERS[settings.verifier]
+    try:
+        singles = prove_alone(plain, x, y, eps, verifier, seconds)
+        budget = settings.budget * len(block)
+        together = prove_together(plain, singles, owner, eps, verifier, settings.attack, budget, settings.seed, seconds)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return _failed(block, f"out of memory: {error}")
+    each = (time.perf_counter() - started) / len(block)
+    rows = []
+    for k, (number, where) in enumerate(block):
+        found, mine = together[k], owner == k
+        correct = int(singles.correct[mine].sum())
+        stages = {**singles.stage_counts(mine), "search": found.by_search, "joint": found.by_joint}
+        verdict = verdict_of(len(where), found.certified, found.attacked, found.timed_out)
+        rows.append(
+            GroupResult(
+                *(number, tuple(where.tolist()), correct, found.certified, found.attacked, verdict),
+                stages={name: count for name, count in stages.items() if count},
+                seconds=round(each, 3),
+            )
+        )
+    return BlockProof(tuple(rows), tuple(where for _, where in block), singles, tuple(together))
+
+
+def _failed(block: list[Numbered], note: str) -> BlockProof:
+    rows = [
+        GroupResult(number, tuple(where.tolist()), 0, 0, len(where), Verdict.ERROR, note=note)
+        for number, where in block
+    ]
+    return BlockProof(tuple(rows), tuple(where for _, where in block), None, ())

@@ -1,0 +1,233 @@
+"""Certificates: the proofs of a group as one file that a stranger can check with nothing but the network.
+
+    written = write_certificate("run/certificates", graph, eps, "crown", groups)
+    certificate = read_certificate("run/certificates/group-00012.safetensors")
+
+One safetensors file per group, written in one step, so that a run that is stopped loses at most the unfinished group.
+Its tensors, with p planes, k proofs and n images:
+
+    about      JSON as bytes: version, eps, intermediate, network (fingerprint, path), number, survivors, parts
+    images     (n, C, H, W) uint8 where float32(images / 255) gives the very images, else float32; labels, index (n,)
+    planes     (p, 4): image, wrong label, 0 | 8 | 32 for adaptive slopes or bits of stored ones, row of that table
+    slopes8    (rows, ReLUs) uint8, slope = number / 255; slopes32 float32
+    proofs     (k, 2): how many entries of `choices` (., 2) and of `members` (planes) and `lambdas` belong to each
+
+Everything is a tensor, the JSON too, because the checksum of files.py covers tensors. Boxes are not stored: the checker
+makes its own. Any slope in [0, 1] is sound, so slopes are rounded to bytes and the proofs evaluated again; those that
+are lost by it keep float32. Proofs that do not hold even so, for instance because they lived on rounding in float32,
+are left out and the count is lowered to what the others imply: a file never claims more than it proves.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from citrus.certify.cover import Choice
+from citrus.certify.float64 import Network
+from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, confirmed
+from citrus.errors import CitrusError
+from citrus.files import load_tensors, save_tensors
+from citrus.networks.operations import Graph
+
+__all__ = [
+    "Certificate",
+    "Choice",
+    "GroupCertificate",
+    "PlaneSource",
+    "Proof",
+    "Written",
+    "fingerprint",
+    "read_certificate",
+    "store",
+    "write_certificate",
+]
+
+VERSION = 1
+ADAPTIVE = 0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What one file says: for this network and radius, this group."""
+
+    network: str
+    """Fingerprint of the network."""
+    eps: float
+    intermediate: Intermediate
+    group: GroupCertificate
+    network_path: str | None = None
+    """Where the network lay when the certificate was written."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file claims in the end: fewer survivors than asked for when proofs do not hold in float64."""
+
+    path: Path
+    survivors: int
+    lost: tuple[int, ...]
+    """Positions of the proofs that were left out."""
+
+
+def fingerprint(graph: Graph) -> str:
+    """sha256 over the operations with their inputs, shapes, strides and weights; names and precision do not count."""
+    digest = hashlib.sha256(repr(tuple(graph.input_shape)).encode())
+    for node in graph.nodes:
+        fields = vars(node.op)
+        plain = {name: value for name, value in fields.items() if not isinstance(value, Tensor)}
+        place = (type(node.op).__name__, tuple(node.inputs), tuple(node.shape), sorted(plain.items()))
+        digest.update(repr(place).encode())
+        for name, value in sorted(fields.items()):
+            if isinstance(value, Tensor):
+                digest.update(f"{name} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().double().contiguous().numpy().astype("<f8").tobytes())
+    return digest.hexdigest()
+
+
+def write_certificate(
+    path: str | Path,
+    graph: Graph,
+    eps: float,
+    intermediate: Intermediate,
+    groups: Iterable[GroupCertificate],
+    network_path: str | Path | None = None,
+) -> list[Written]:
+    """Write a file per group into the folder `path`, each as soon as its group comes; files of other groups stay."""
+    network, name = Network(graph), fingerprint(graph)
+    written = []
+    for group in groups:
+        evaluator = Evaluator(network, group.images, group.labels, eps, intermediate)
+        kept, lost = _rounded(group.proofs, evaluator)
+        survivors = group.survivors
+        while survivors > 0 and not confirmed(group, evaluator.classes, kept, survivors):
+            survivors -= 1
+        group = replace(group, proofs=tuple(kept), survivors=survivors)
+        file = Path(path) / f"group-{group.number:05}.safetensors"
+        store(file, Certificate(name, eps, intermediate, group, None if network_path is None else str(network_path)))
+        written.append(Written(file, survivors, lost))
+    return written
+
+
+def _rounded(proofs: tuple[Proof, ...], evaluator: Evaluator) -> tuple[list[Proof], tuple[int, ...]]:
+    """Proofs that hold, with slopes as bytes where they still hold so; and the positions of those that do not."""
+    bytes_of: dict[PlaneSource, PlaneSource] = {}
+    coarse = [replace(p, rows=tuple(bytes_of.setdefault(row, _as(row, torch.uint8)) for row in p.rows)) for p in proofs]
+    holding = [value.holds for value in evaluator.values(coarse)]
+    floats_of: dict[PlaneSource, PlaneSource] = {}
+    fine = {
+        k: replace(p, rows=tuple(floats_of.setdefault(row, _as(row, torch.float32)) for row in p.rows))
+        for k, p in enumerate(proofs)
+        if not holding[k] and any(row.slopes is not None for row in p.rows)
+    }
+    saved = {k for k, value in zip(fine, evaluator.values(list(fine.values())), strict=True) if value.holds}
+    kept = [fine[k] if k in saved else p for k, p in enumerate(coarse) if holding[k] or k in saved]
+    return kept, tuple(k for k in range(len(proofs)) if not holding[k] and k not in saved)
+
+
+def _as(source: PlaneSource, kind: torch.dtype) -> PlaneSource:
+    """The same plane with slopes in one piece as bytes or as floats."""
+    if source.slopes is None:
+        return source
+    flat = torch.cat([part.detach().cpu().double().flatten() for part in source.slopes]).clamp(0, 1)
+    if bool(flat.isnan().any()):
+        raise CitrusError(f"The slopes of image {source.image}, label {source.label} contain NaN.")
+    return replace(source, slopes=((flat * 255).round().byte() if kind == torch.uint8 else flat.float(),))
+
+
+def store(path: Path, certificate: Certificate) -> None:
+    """Write one file as it is told, without evaluating anything. Slopes must be one uint8 or float32 tensor a plane."""
+    group = certificate.group
+    tables: dict[int, dict[bytes, tuple[int, Tensor]]] = {8: {}, 32: {}}
+    numbers: dict[tuple[int, ...], int] = {}  # of planes, in the order they come
+
+    def number(source: PlaneSource) -> int:
+        kind, row = ADAPTIVE, 0
+        if source.slopes is not None:
+            (slopes,) = source.slopes
+            kind = 8 * slopes.element_size()
+            row = tables[kind].setdefault(slopes.numpy().tobytes(), (len(tables[kind]), slopes))[0]
+        return numbers.setdefault((source.image, source.label, kind, row), len(numbers))
+
+    members = [number(row) for proof in group.proofs for row in proof.rows]
+    tensors = {
+        "images": _as_bytes(group.images),
+        "labels": group.labels.long(),
+        "index": group.index.long(),
+        "planes": _table(numbers, 4),
+        "proofs": _table([(len(proof.choices), len(proof.rows)) for proof in group.proofs], 2),
+        "choices": _table([choice for proof in group.proofs for choice in proof.choices], 2),
+        "members": torch.tensor(members, dtype=torch.int32),
+        "lambdas": torch.tensor([x for proof in group.proofs for x in proof.lambdas], dtype=torch.float64),
+    }
+    for bits, table in tables.items():
+        if table:
+            tensors[f"slopes{bits}"] = torch.stack([slopes for _, slopes in table.values()])
+    about = {
+        "version": VERSION,
+        "eps": certificate.eps,
+        "intermediate": certificate.intermediate,
+        "network": {"fingerprint": certificate.network, "path": certificate.network_path},
+        "number": group.number,
+        "survivors": group.survivors,
+        "parts": group.parts,
+    }
+    tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
+    save_tensors(path, tensors, {"kind": "certificate"})
+
+
+def _table(rows: Iterable[tuple[int, ...]], width: int) -> Tensor:
+    return torch.tensor(list(rows), dtype=torch.int32).reshape(-1, width)
+
+
+def _as_bytes(images: Tensor) -> Tensor:
+    images = images.detach().cpu().float()
+    levels = (images * 255).round().clamp(0, 255).byte()
+    return levels if torch.equal(levels.float() / 255, images) else images
+
+
+def read_certificate(path: str | Path) -> Certificate:
+    """What `write_certificate` wrote. Slopes come as float64, in one piece per plane; nothing is proved yet."""
+    path = Path(path)
+    tensors, header = load_tensors(path)
+    if header.get("kind") != "certificate":
+        raise CitrusError(f"{path} is no certificate.")
+    try:
+        about = json.loads(bytes(tensors["about"].tolist()))
+        version = about["version"]
+        if version != VERSION:
+            raise CitrusError(f"{path} is a certificate of version {version}, but this Citrus reads version {VERSION}.")
+        return _parse(tensors, about)
+    except CitrusError:
+        raise
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+        raise CitrusError(f"{path} is no well-formed certificate ({type(error).__name__}: {error}).") from error
+
+
+def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
+    images = tensors["images"].float()
+    images = images / 255 if tensors["images"].dtype == torch.uint8 else images
+    labels, index = (tensors[name].long().reshape(len(images)) for name in ("labels", "index"))
+    tables = {bits: tensors[f"slopes{bits}"] for bits in (8, 32) if f"slopes{bits}" in tensors}
+    sources = []
+    for image, label, bits, row in tensors["planes"].long().tolist():
+        slopes = None if bits == ADAPTIVE else (tables[bits][row].double() / (255 if bits == 8 else 1),)
+        sources.append(PlaneSource(image, label, slopes))
+    counts = tensors["proofs"].long().reshape(-1, 2).T.tolist()
+    choices = tensors["choices"].long().reshape(-1, 2).split(counts[0])
+    members = [part.tolist() for part in tensors["members"].long().split(counts[1])]
+    lambdas = [part.tolist() for part in tensors["lambdas"].double().split(counts[1])]
+    proofs = tuple(
+        Proof(tuple((i, j) for i, j in chosen.tolist()), tuple(sources[k] for k in rows), tuple(weights))
+        for chosen, rows, weights in zip(choices, members, lambdas, strict=True)
+    )
+    parts = None if about["parts"] is None else tuple(tuple(int(i) for i in part) for part in about["parts"])
+    number, survivors = int(about["number"]), int(about["survivors"])
+    group = GroupCertificate(number, index, images, labels, proofs, survivors, parts)
+    network, eps = about["network"], float(about["eps"])
+    return Certificate(str(network["fingerprint"]), eps, about["intermediate"], group, network["path"])

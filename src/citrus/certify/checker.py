@@ -1,0 +1,140 @@
+"""The checker: do the certificates of a folder hold for this network?
+
+    report = check("run/certificates", graph)
+    assert not report.failures
+
+It reads files, redoes each proof in float64 with all rounding accounted for (proofs.py, enclosure.py, float64.py), and
+then asks whether the proofs that hold imply the claimed count (cover.py). None of these share code with the bounds and
+the search that made the proofs. The images are those in the files: whether they are images of a data set is for the
+reader to compare, by `index`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from citrus.certify.certificate import Certificate, fingerprint, read_certificate
+from citrus.certify.float64 import Network
+from citrus.certify.proofs import Evaluator, Proof, Value, confirmed
+from citrus.errors import CitrusError
+from citrus.networks.operations import Graph
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was checked and what holds. Everything is fine when `failures` is empty."""
+
+    groups: int
+    proofs: int
+    holding: int
+    """Proofs that hold."""
+    confirmed: int
+    """Groups whose count follows from the proofs that hold."""
+    images: int
+    """Images in all groups that could be read."""
+    certified: int
+    """Images certified in the groups that are confirmed: of these, so many survive every shared perturbation."""
+    seconds: float
+    failures: list[str]
+
+
+def check(path: str | Path, network: Graph, progress: Callable[[int, int, str], None] = lambda *_: None) -> CheckReport:
+    """Check one certificate or all of a folder. Damaged files are failures; certificates of another network an error.
+
+    `progress` hears the groups done, all groups, and how the last one went.
+    """
+    started = time.perf_counter()
+    files = certificate_files(path)
+    checker = _Checker(network)
+    for done, file in enumerate(files, start=1):
+        progress(done, len(files), checker.file(file))
+    return CheckReport(len(files), *checker.counts, time.perf_counter() - started, checker.failures)
+
+
+def certificate_files(path: str | Path) -> list[Path]:
+    """The certificates at a path, a file or a folder."""
+    path = Path(path)
+    files = sorted(path.glob("group-*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise CitrusError(f"{path} holds no certificates, which are called group-00000.safetensors and so on.")
+    if not files[0].is_file():
+        raise CitrusError(f"There is no certificate {path}.")
+    return files
+
+
+class _Checker:
+    """Goes through the files, counting."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.network, self.name = Network(graph), fingerprint(graph)
+        self.proofs = self.holding = self.confirmed = self.images = self.certified = 0
+        self.failures: list[str] = []
+        self.eps: float | None = None
+        self.seen: set[int] = set()
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        return self.proofs, self.holding, self.confirmed, self.images, self.certified
+
+    def file(self, path: Path) -> str:
+        """Check one file; returns one line about it."""
+        try:
+            certificate = read_certificate(path)
+            if certificate.network != self.name:
+                raise WrongNetworkError(
+                    f"{path} certifies the network with fingerprint {certificate.network[:16]}, but the given network "
+                    f"has {self.name[:16]}; give the one it was made for, with the same normalisation."
+                )
+            return self._group(path.name, certificate)
+        except WrongNetworkError:
+            raise
+        except CitrusError as error:
+            self.failures.append(str(error))
+            return "cannot be used"
+
+    def _group(self, file: str, certificate: Certificate) -> str:
+        group = certificate.group
+        evaluator = Evaluator(self.network, group.images, group.labels, certificate.eps, certificate.intermediate)
+        self._same_claim(file, certificate)
+        values = evaluator.values(group.proofs)
+        holding = [proof for proof, value in zip(group.proofs, values, strict=True) if value.holds]
+        for k, (proof, value) in enumerate(zip(group.proofs, values, strict=True)):
+            if not value.holds:
+                self.failures.append(f"{file}: proof {k} that {_words(proof)} does not hold: {_reason(value)}.")
+        self.proofs += len(values)
+        self.holding += len(holding)
+        self.images += len(group.images)
+        claim = f"{group.survivors} of {len(group.images)} images survive"
+        if not confirmed(group, evaluator.classes, holding, group.survivors):
+            self.failures.append(f"{file}: the proofs that hold do not imply that {claim}.")
+            return f"not confirmed that {claim}"
+        self.confirmed += 1
+        self.certified += group.survivors
+        return claim
+
+    def _same_claim(self, file: str, certificate: Certificate) -> None:
+        """Counts of groups may only be added up when they are about one radius and different images."""
+        self.eps = certificate.eps if self.eps is None else self.eps
+        if certificate.eps != self.eps:
+            raise CitrusError(f"{file} is about eps {certificate.eps}, but the files before it about {self.eps}.")
+        index = certificate.group.index.tolist()
+        if len(set(index)) < len(index) or self.seen.intersection(index):
+            raise CitrusError(f"{file} counts an image of the data set that was counted before.")
+        self.seen.update(index)
+
+
+class WrongNetworkError(CitrusError):
+    """The certificate is for another network: nothing can be said about it."""
+
+
+def _words(proof: Proof) -> str:
+    some = ", ".join(f"image {i} as {j}" for i, j in proof.choices[:4])
+    more = f" and {len(proof.choices) - 4} more" if len(proof.choices) > 4 else ""
+    return f"{some}{more} cannot {'all ' if len(proof.choices) > 1 else ''}happen"
+
+
+def _reason(value: Value) -> str:
+    if value.value != value.value:
+        return "it is malformed or not a number"
+    return f"its value is {value.value:.3g}, rounding at most {value.rounding:.2g}"

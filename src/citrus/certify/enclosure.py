@@ -1,0 +1,229 @@
+"""What a network does to one image and its perturbations, in float64 with every rounding error accounted for.
+
+This is the arithmetic of the checker: interval propagation and backward substitution once more, written to be read and
+sharing no code with `citrus.bounds`. The network is the real function of its weights as they are stored; float64.py
+says how a computed sum errs.
+
+Forward, a box l <= x <= u with |x| <= X goes through x -> W x + w to W c + w -+ (|W| r + E), where
+
+    E = gamma (|W| X + |w|),    c and r the box's centre and radius.
+
+Backward, P y >= Q x + ... is kept for coefficients Q as they were rounded: for y = W x + w and Q = fl(P W) the
+difference |(P W - Q) x| is at most |P| E, so each step adds |P| E to `error`, with the same vector E. At a ReLU any
+slope in [0, 1] gives a lower line; an upper line of any slope s lies above relu on [l, u] once its height is
+max(-s l, (1 - s) u), because relu(z) - s z is convex. So a rounded slope costs nothing but its product with P.
+
+NaN and infinity pass through everything and fail the comparison at the end.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from citrus.certify.float64 import TINY, UNIT, Network, bias_of, fold_columns, gamma, product, terms_of, transposed
+from citrus.networks.operations import Add, Affine, Conv, Linear, Relu
+
+CHUNK = 1 << 23  # numbers in the largest tensor of one chunk of rows: 64 MB
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lower bounds values . x + offset - error of something, for x a value of the network."""
+
+    values: Tensor  # (row, *shape)
+    offset: Tensor  # (row,)
+    error: Tensor  # (row,)
+
+    @staticmethod
+    def of(values: Tensor, offset: Tensor | None = None) -> "Rows":
+        zero = values.new_zeros(len(values))
+        return Rows(values, zero if offset is None else offset, zero)
+
+    def adding(self, values: Tensor, amount: Tensor, error: Tensor) -> "Rows":
+        """Other values, with an amount that has an error; the sum of offsets is rounded once more."""
+        offset = self.offset + amount
+        return Rows(values, offset, self.error + error + 4 * UNIT * offset.abs() + TINY)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height."""
+
+    undecided: Tensor
+    lower: Tensor
+    upper: Tensor
+    height: Tensor
+
+    @staticmethod
+    def around(l: Tensor, u: Tensor) -> "Lines":  # noqa: E741
+        on = l >= 0
+        undecided = ~(on | (u <= 0))  # also where the box is NaN
+        upper = torch.where(undecided, u / (u - l), on.double())
+        height = torch.maximum(-upper * l, (1 - upper) * u) * (1 + 8 * UNIT) + TINY
+        lower = torch.where(undecided, (u > -l).double(), on.double())
+        return Lines(undecided, lower, upper, torch.where(undecided, height, 0.0))
+
+
+class Enclosure:
+    """Boxes of every value of the network for all perturbations of one image, and planes under its margins.
+
+    With `refine`, the boxes that enter ReLUs are intersected with bounds by backward substitution (CROWN) with adaptive
+    slopes: 1 where u > -l, else 0.
+    """
+
+    def __init__(self, network: Network, image: Tensor, eps: float, refine: bool) -> None:
+        self.network = network
+        self.image = image.detach().cpu().double()
+        self.lower = [_below(self.image - eps)]  # of value i, without a batch axis
+        self.upper = [_above(self.image + eps)]
+        self.unit: list[Tensor] = []  # E of node k, flat
+        self.floor: list[Tensor] = []  # underflow of node k
+        self.lines: dict[int, Lines] = {}
+        for k, node in enumerate(network.nodes):
+            i = node.inputs[0]
+            if isinstance(node.op, Relu):
+                # The interval bound of one affine map of the input is exact already.
+                if refine and i and network.nodes[i - 1].inputs != (0,):
+                    self._refine(i)
+                self._relu(k, i)
+            elif isinstance(node.op, Add):
+                self._add(*node.inputs)
+            else:
+                self._affine(k, node.op, i)
+
+    def size(self, value: int) -> Tensor:
+        """X with |x| <= X."""
+        return torch.maximum(self.lower[value].abs(), self.upper[value].abs())
+
+    def _relu(self, k: int, i: int) -> None:
+        lines = self.lines[k] = Lines.around(self.lower[i], self.upper[i])
+        self.lower.append(self.lower[i].clamp(min=0))
+        self.upper.append(self.upper[i].clamp(min=0))
+        height = gamma(lines.height.numel()) * lines.height
+        self.unit.append((gamma(1) * self.size(i) + height).flatten() + TINY)
+        self.floor.append(TINY * (1 + self.size(i).sum()))
+
+    def _add(self, i: int, j: int) -> None:
+        self.lower.append(_below(self.lower[i] + self.lower[j]))
+        self.upper.append(_above(self.upper[i] + self.upper[j]))
+        self.unit.append(self.image.new_zeros(()))  # not used: a sum passes coefficients on as they are
+        self.floor.append(self.image.new_zeros(()))
+
+    def _affine(self, k: int, op: Affine, i: int) -> None:
+        shape, absolute = self.network.shapes[k + 1], self.network.absolute.nodes[k].op
+        low, high, size = self.lower[i], self.upper[i], self.size(i)
+        self.floor.append(TINY * (1 + size.sum()))
+        assert not isinstance(absolute, Relu | Add)
+        centre = (low + high) / 2
+        radius = torch.maximum(high - centre, centre - low) * (1 + 8 * UNIT)
+        spread, mass = product(absolute, torch.stack([radius, size]), shape)
+        terms = terms_of(op)
+        # The bias also meets the rows in one long sum: more terms than those of the map itself.
+        unit = gamma(terms) * mass + gamma(max(terms, prod(shape))) * bias_of(absolute, shape)
+        middle = product(op, centre[None], shape)[0] + bias_of(op, shape)
+        self.lower.append(middle - (spread + unit + self.floor[k]))
+        self.upper.append(middle + (spread + unit + self.floor[k]))
+        self.unit.append(unit.flatten() + TINY)
+
+    def _refine(self, value: int) -> None:
+        """Bound each undecided neuron of a value from both sides by substitution, and keep the better of both boxes."""
+        low, high = self.lower[value].flatten().clone(), self.upper[value].flatten().clone()
+        undecided = ((low < 0) & (high > 0)).nonzero()[:, 0]
+        for which in undecided.split(max(1, CHUNK // (2 * self.network.widest))) if len(undecided) else ():
+            start, values, offset = self._one_neuron_each(value, which)
+            both = Rows.of(torch.cat([values, -values]), torch.cat([offset, -offset]))
+            below, above = self.least(self.substitute(start, both), 0).chunk(2)
+            low[which] = torch.maximum(low[which], below)
+            high[which] = torch.minimum(high[which], -above)
+        self.lower[value], self.upper[value] = low.view_as(self.lower[value]), high.view_as(self.upper[value])
+
+    def _one_neuron_each(self, value: int, which: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Neurons of a value as rows over what the layer before it reads, which is exact, or else over the value."""
+        node, shape = self.network.nodes[value - 1], self.network.shapes[value]
+        rows = torch.arange(len(which))
+        if not isinstance(node.op, Conv | Linear):
+            values = self.image.new_zeros(len(which), prod(shape))
+            values[rows, which] = 1.0
+            return value, values.view(-1, *shape), self.image.new_zeros(len(which))
+        bias, before = bias_of(node.op, shape).flatten()[which], node.inputs[0]
+        if isinstance(node.op, Linear):
+            return before, node.op.weight[which], bias
+        pixels = prod(shape[1:])
+        channel, kernels = which // pixels, node.op.weight.flatten(1)
+        columns = self.image.new_zeros(len(which), node.op.groups, kernels.shape[1], pixels)
+        columns[rows, channel // (len(kernels) // node.op.groups), :, which % pixels] = kernels[channel]
+        return before, fold_columns(node.op, columns, self.network.shapes[before]), bias
+
+    def substitute(self, value: int, rows: Rows, slopes: dict[int, Tensor] | None = None) -> Rows:
+        """Carry lower bounds over a value back to lower bounds over the input."""
+        pending = {value: rows.values}
+        for i in range(value, 0, -1):
+            if i not in pending:
+                continue
+            rows = self.step(i - 1, Rows(pending.pop(i), rows.offset, rows.error), slopes)
+            for j in self.network.nodes[i - 1].inputs:
+                if j not in pending:
+                    pending[j] = rows.values
+                    continue
+                pending[j] = pending[j] + rows.values
+                error = rows.error + 4 * UNIT * (pending[j].abs().flatten(1) @ self.size(j).flatten())
+                rows = Rows(rows.values, rows.offset, error)
+        return Rows(pending[0], rows.offset, rows.error)
+
+    def step(self, k: int, rows: Rows, slopes: dict[int, Tensor] | None = None) -> Rows:
+        """From lower bounds over the result of node k to lower bounds over what it reads."""
+        op, flat = self.network.nodes[k].op, rows.values.flatten(1)
+        if isinstance(op, Add):
+            return rows
+        error = flat.abs() @ self.unit[k] + self.floor[k]
+        if isinstance(op, Relu):
+            lines = self.lines[k]
+            lower = lines.lower if slopes is None else torch.where(lines.undecided, slopes[k], lines.lower)
+            values = rows.values * torch.where(rows.values >= 0, lower, lines.upper)
+            return rows.adding(values, flat.clamp(max=0) @ lines.height.flatten(), error)
+        values = transposed(op, rows.values, self.network.shapes[self.network.nodes[k].inputs[0]])
+        return rows.adding(values, flat @ bias_of(op, self.network.shapes[k + 1]).flatten(), error)
+
+    def least(self, rows: Rows, value: int) -> Tensor:
+        """The least that rows over a value can be on its box, with all errors subtracted: (row,)."""
+        flat = rows.values.flatten(1)
+        low, high, size = (t.flatten() for t in (self.lower[value], self.upper[value], self.size(value)))
+        amount = flat.clamp(min=0) @ low + flat.clamp(max=0) @ high
+        total = rows.adding(rows.values, amount, gamma(flat.shape[1]) * (flat.abs() @ size))
+        return total.offset - total.error * (1 + 8 * UNIT)
+
+    def margins(self, label: int, wrong: Tensor) -> Rows:
+        """The margins z_label - z_j over the network's result, for each j in `wrong`."""
+        identity = torch.eye(self.network.shapes[-1][0], dtype=torch.float64)
+        return Rows.of(identity[label] - identity[wrong])
+
+    def interval_margins(self, label: int, wrong: Tensor) -> Tensor:
+        """Lower bounds of margins on the boxes alone, multiplied into the last linear layer: (row,)."""
+        rows, last = self.margins(label, wrong), len(self.network.nodes)
+        if last and isinstance(self.network.nodes[-1].op, Linear):
+            return self.least(self.step(last - 1, rows), self.network.nodes[-1].inputs[0])
+        return self.least(rows, last)
+
+    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None) -> Rows:
+        """Planes of margins over the perturbation: margin_j(delta) >= values . delta + offset - error.
+
+        `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones.
+        """
+        parts = []
+        for which in torch.arange(len(wrong)).split(max(1, CHUNK // self.network.widest)):
+            given = None if slopes is None else self.network.split(slopes[which])
+            rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), given)
+            flat, centre = rows.values.flatten(1), self.image.flatten()
+            error = gamma(flat.shape[1]) * (flat.abs() @ centre.abs())
+            parts.append(rows.adding(flat, flat @ centre, error))
+        return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("values", "offset", "error")))
+
+
+def _below(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, -torch.inf))
+
+
+def _above(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, torch.inf))

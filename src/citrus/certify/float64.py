@@ -1,0 +1,98 @@
+"""A network's affine maps in float64, each as a plain matrix product, and the law by which such a product errs.
+
+The model of the machine: IEEE float64, u = 2^-53, sums in any order, with or without fused operations. A computed sum
+of n products errs by at most gamma_n = n u / (1 - n u) times the sum of their absolute values (Higham, "Accuracy and
+Stability of Numerical Algorithms", section 3.1). Convolutions are matrix products of unfolded images, because Winograd
+or Fourier transforms would obey another law. `gamma` doubles gamma_(n + 8): the double covers the rounding of the bound
+itself, which is a sum of numbers >= 0, and the 8 covers the few operations around a sum. TINY stands for underflow.
+"""
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from citrus.networks.operations import Affine, Conv, Flatten, Graph, Linear, Relu, Scale
+
+UNIT = 2.0**-53
+TINY = 1e-300  # more than the underflow of 10^7 products even where subnormal numbers are flushed to zero
+
+
+def gamma(terms: int) -> float:
+    """Twice gamma_n for n = terms + 8."""
+    n = terms + 8
+    return 2 * n * UNIT / (1 - n * UNIT)
+
+
+class Network:
+    """A graph's weights in float64 and their absolute values."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.exact = graph.map(lambda t: t.detach().cpu().double())
+        self.absolute = self.exact.map(Tensor.abs)
+        self.nodes = self.exact.nodes
+        self.shapes = [tuple(graph.input_shape), *(tuple(node.shape) for node in graph.nodes)]
+        self.relus = [k for k, node in enumerate(self.nodes) if isinstance(node.op, Relu)]
+        self.widest = max(max(map(prod, self.shapes)), *(columns_of(node.op, node.shape) for node in self.nodes))
+
+    @property
+    def neurons(self) -> int:
+        """ReLUs in all: the length of the slopes of a plane."""
+        return sum(prod(self.shapes[k + 1]) for k in self.relus)
+
+    def split(self, slopes: Tensor) -> dict[int, Tensor]:
+        """Slopes (row, neuron) of all ReLUs in order, as (row, *shape) for each ReLU by the number of its node."""
+        shapes = [self.shapes[k + 1] for k in self.relus]
+        parts = slopes.split([prod(shape) for shape in shapes], 1)
+        return {k: part.reshape(-1, *shape) for k, part, shape in zip(self.relus, parts, shapes, strict=True)}
+
+
+def columns_of(op: object, shape: tuple[int, ...]) -> int:
+    """Numbers in the unfolded argument of a convolution with a result of this shape."""
+    return op.groups * op.weight[0].numel() * prod(shape[1:]) if isinstance(op, Conv) else 0
+
+
+def product(op: Affine, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """W x for x (n, ...), as (n, *shape)."""
+    if isinstance(op, Conv):
+        columns = F.unfold(x, op.weight.shape[2:], op.dilation, op.padding, op.stride).unflatten(1, (op.groups, -1))
+        x = op.weight.reshape(op.groups, -1, columns.shape[2]) @ columns
+    elif isinstance(op, Linear):
+        x = x @ op.weight.T
+    elif isinstance(op, Scale):
+        x = x * op.weight
+    return x.reshape(-1, *shape)
+
+
+def transposed(op: Affine, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """P W for rows P (n, ...), as (n, *shape)."""
+    if isinstance(op, Conv):
+        weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
+        columns = weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
+        return fold_columns(op, columns, shape)
+    if isinstance(op, Linear):
+        rows = rows @ op.weight
+    elif isinstance(op, Scale):
+        rows = rows * op.weight
+    return rows.reshape(-1, *shape)
+
+
+def fold_columns(op: Conv, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Sum columns (n, group, channel x kernel, pixel) into the pixels they came from."""
+    return F.fold(columns.flatten(1, 2), shape[1:], op.weight.shape[2:], op.dilation, op.padding, op.stride)
+
+
+def bias_of(op: Affine, shape: tuple[int, ...]) -> Tensor:
+    if isinstance(op, Flatten):
+        return torch.zeros(shape, dtype=torch.float64)
+    per_channel = isinstance(op, Conv) and op.bias.dim() == 1
+    return (op.bias[:, None, None] if per_channel else op.bias).expand(shape)
+
+
+def terms_of(op: Affine) -> int:
+    """The most products that are summed for one number of W x or of P W."""
+    if isinstance(op, Conv):
+        kernel = op.weight[0, 0].numel()
+        return max(op.weight[0].numel(), len(op.weight) // op.groups * kernel)
+    return max(op.weight.shape) if isinstance(op, Linear) else 1

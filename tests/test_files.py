@@ -1,0 +1,261 @@
+"""Files: what is written comes back, damage is told, and a failed write loses nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from citrus import files
+from citrus.errors import CitrusError
+from citrus.files import load_tensors, replace_file, save_tensors, write_json, write_text
+
+HEADER = {"step": 41, "config": {"eps": "8/255", "name": "Zürich"}, "done": False}
+
+
+def tensors() -> dict[str, Tensor]:
+    return {
+        "weight": torch.arange(6.0).view(2, 3),
+        "double": torch.tensor([1e-300], dtype=torch.float64),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "flags": torch.tensor([True, False]),
+        "number": torch.tensor(7),
+        "half": torch.tensor([0.5], dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 4),
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_round_trip(path: Path) -> None:
+    save_tensors(path, tensors(), HEADER)
+    loaded, header = load_tensors(path)
+    assert loaded.keys() == tensors().keys()
+    for name, tensor in tensors().items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert torch.equal(loaded[name], tensor)
+    assert {key: header[key] for key in HEADER} == HEADER
+    assert names(path.parent) == [path.name]
+
+
+def test_nan_and_infinity_survive(path: Path) -> None:
+    save_tensors(path, {"x": torch.tensor([float("nan"), float("-inf"), -0.0])}, {})
+    assert str(load_tensors(path)[0]["x"].tolist()) == "[nan, -inf, -0.0]"
+
+
+def test_views_and_parameters_can_be_saved(path: Path) -> None:
+    weight = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+    save_tensors(path, {"transposed": weight.T, "part": torch.arange(9.0)[2:4]}, {})
+    loaded = load_tensors(path)[0]
+    assert torch.equal(loaded["transposed"], weight.T)
+    assert loaded["part"].tolist() == [2.0, 3.0]
+
+
+def test_tied_weights_can_be_saved(path: Path) -> None:
+    """One tensor under two names, as tied layers and averaged weights have it."""
+    weight = torch.arange(6.0)
+    save_tensors(path, {"a": weight, "b": weight, "c": weight[:3]}, {})
+    loaded = load_tensors(path)[0]
+    assert torch.equal(loaded["a"], weight)
+    assert torch.equal(loaded["b"], weight)
+    assert torch.equal(loaded["c"], weight[:3])
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a" / "b" / "c.safetensors", tensors(), HEADER)
+    assert load_tensors(tmp_path / "a" / "b" / "c.safetensors")[1]["step"] == 41
+
+
+def test_writing_again_replaces(path: Path) -> None:
+    save_tensors(path, tensors(), HEADER)
+    save_tensors(path, {"x": torch.zeros(1)}, {"step": 42})
+    loaded, header = load_tensors(path)
+    assert list(loaded) == ["x"]
+    assert header["step"] == 42
+
+
+# Damage
+
+
+def test_missing_file(path: Path) -> None:
+    with pytest.raises(CitrusError, match=r"There is no file .*model\.safetensors"):
+        load_tensors(path)
+    with pytest.raises(CitrusError, match="There is no file"):
+        load_tensors(path.parent)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 20, 0.5, 0.9, -1])
+def test_truncated_file(path: Path, keep: float) -> None:
+    save_tensors(path, tensors(), HEADER)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if 0 < keep < 1 else int(keep)])
+    with pytest.raises(CitrusError, match=r"model.safetensors is damaged.*make it anew"):
+        load_tensors(path)
+
+
+def test_flipped_bit_in_the_data(path: Path) -> None:
+    save_tensors(path, {"x": torch.arange(4.0)}, HEADER)
+    content = bytearray(path.read_bytes())
+    for place in range(len(content) - 16, len(content)):
+        content[place] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(CitrusError, match="its checksum does not match"):
+            load_tensors(path)
+        content[place] ^= 1
+    path.write_bytes(content)
+    load_tensors(path)
+
+
+def test_no_flipped_bit_anywhere_goes_unnoticed(path: Path) -> None:
+    """Also in the header: a step number or an eps that has changed would be believed."""
+    save_tensors(path, {"x": torch.arange(3.0)}, HEADER)
+    content = bytearray(path.read_bytes())
+    before = load_tensors(path)
+    believed = []
+    for place in range(len(content)):
+        content[place] ^= 1
+        path.write_bytes(content)
+        try:
+            loaded, header = load_tensors(path)
+        except CitrusError:
+            pass
+        else:
+            same = (
+                header == before[1] and loaded.keys() == before[0].keys() and torch.equal(loaded["x"], before[0]["x"])
+            )
+            if not same:
+                believed.append((place, header))
+        content[place] ^= 1
+    assert not believed
+
+
+def test_renamed_tensor_is_damage(path: Path) -> None:
+    save_tensors(path, {"weight": torch.ones(2)}, {})
+    path.write_bytes(path.read_bytes().replace(b'"weight"', b'"weighs"'))
+    with pytest.raises(CitrusError, match="checksum"):
+        load_tensors(path)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"citrus": "null"}, {"citrus": "[1]"}])
+def test_foreign_file(path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"x": torch.ones(2)}, path, metadata=metadata)
+    with pytest.raises(CitrusError, match="was not written by Citrus"):
+        load_tensors(path)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\x80\x04K\x01.", b"\xff" * 100, b"PK\x03\x04" + bytes(60)])
+def test_no_safetensors_file(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(CitrusError, match="damaged or no safetensors file"):
+        load_tensors(path)
+
+
+def test_broken_header(path: Path) -> None:
+    save_file({"x": torch.ones(2)}, path, metadata={"citrus": "{not json"})
+    with pytest.raises(CitrusError, match="damaged"):
+        load_tensors(path)
+    save_file({"x": torch.ones(2)}, path, metadata={"citrus": "{}"})
+    with pytest.raises(CitrusError, match="checksum"):
+        load_tensors(path)
+
+
+# Failed writes
+
+
+def full_disk(part: Path) -> None:
+    part.write_bytes(b"half of")
+    raise OSError(28, "No space left on device")
+
+
+def test_failed_write_leaves_the_old_file(path: Path) -> None:
+    path.write_text("old")
+    with pytest.raises(CitrusError, match=r"Cannot write .*No space left.*untouched"):
+        replace_file(path, full_disk)
+    assert path.read_text() == "old"
+    assert names(path.parent) == [path.name]
+
+
+def test_failed_save_leaves_the_old_tensors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tensors(path, tensors(), HEADER)
+    monkeypatch.setattr(files, "save_file", lambda tensors, part, metadata: full_disk(part))
+    with pytest.raises(CitrusError, match="No space left"):
+        save_tensors(path, {"x": torch.zeros(1)}, {"step": 42})
+    assert load_tensors(path)[1]["step"] == 41
+    assert names(path.parent) == [path.name]
+
+
+def test_failed_rename_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(path, "old")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(CitrusError, match="Permission denied"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert names(path.parent) == [path.name]
+
+
+def test_interrupted_write_leaves_the_old_file(path: Path) -> None:
+    path.write_text("old")
+
+    def interrupted(part: Path) -> None:
+        part.write_text("half of")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(path, interrupted)
+    assert path.read_text() == "old"
+    replace_file(path, lambda part: part.write_text("new"))  # and what is left over is in nobody's way
+    assert path.read_text() == "new"
+    assert names(path.parent) == [path.name]
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(CitrusError, match="Cannot write"):
+        write_text(tmp_path / "file" / "x.json", "new")
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_folder_where_a_file_should_be(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(CitrusError, match="Cannot write"):
+        save_tensors(path, tensors(), HEADER)
+    assert names(path.parent) == [path.name]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_unwritable_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    with pytest.raises(CitrusError, match=r"Cannot write .*Permission denied"):
+        save_tensors(folder / "x.safetensors", tensors(), HEADER)
+
+
+def test_header_that_is_no_json_writes_nothing(path: Path) -> None:
+    save_tensors(path, tensors(), HEADER)
+    with pytest.raises(TypeError):
+        save_tensors(path, tensors(), {"object": object()})
+    assert load_tensors(path)[1]["step"] == 41
+    assert names(path.parent) == [path.name]
+
+
+def test_text_and_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"eps": 0.1, "names": ["Zürich"]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"eps": 0.1, "names": ["Zürich"]}
+    write_text(tmp_path / "b.txt", "ε = 8/255\n")
+    assert (tmp_path / "b.txt").read_text(encoding="utf-8") == "ε = 8/255\n"
+    assert names(tmp_path) == ["a.json", "b.txt"]
