@@ -2,77 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import CLASSES, SHAPE, ZOO, Case, case_named, folded, images, samples_in_box
-from torch import Tensor, nn
+from helpers import CLASSES, Case, folded, images
+from proved import CONV, MLP, RESIDUAL, certify, failures
+from torch import Tensor
 
-from citrus.bounds import LinearSettings, alpha, crown, interval, margin_rows, wrong_labels
-from citrus.certify import Planes, covers, search_subsets
+from citrus.bounds import wrong_labels
+from citrus.certify import covers
 from citrus.certify.certificate import Certificate, fingerprint, read_certificate, store, write_certificate
 from citrus.certify.checker import WrongNetworkError, check
-from citrus.certify.enclosure import Enclosure
 from citrus.certify.float64 import Network
-from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, Value
-from citrus.cli import main
+from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, flat_slopes
 from citrus.errors import CitrusError
 from citrus.files import load_tensors
-from citrus.networks import Graph, graph
+from citrus.networks import Graph
 from citrus.networks.operations import Linear
-
-MLP = Case(
-    "mlp", lambda: [nn.Flatten(), nn.Linear(72, 16), nn.ReLU(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, CLASSES)], 2
-)
-CONV, RESIDUAL = case_named("normalize padded conv bn"), case_named("residual pre-activation")
-
-
-def certify(
-    plain: Graph,
-    eps: float,
-    intermediate: Intermediate = "crown",
-    optimised: bool = False,
-    count: int = 8,
-    number: int = 0,
-) -> GroupCertificate:
-    """A group with all that the search proves about it, from bounds in float32."""
-    x = images(count, seed=1 + number)
-    y = plain(x).argmax(1)
-    wrong, spec = wrong_labels(y, CLASSES), margin_rows(y, CLASSES)
-    by_interval = interval(plain, x, eps, spec).lower > 0
-    settings = LinearSettings(planes=True, intersect=False, intermediate=intermediate)
-    bounds = crown(plain, x, eps, spec, settings)
-    slopes: tuple[Tensor, ...] = ()
-    if optimised:
-        bounds = alpha(plain, x, eps, spec, replace(alpha_settings(), linear=settings))
-        assert bounds.slopes is not None
-        slopes = bounds.slopes
-    assert bounds.lower_planes is not None
-    planes = Planes.of(bounds.lower_planes.a.flatten(2), bounds.lower_planes.b, wrong, eps, ~by_interval)
-    result = search_subsets(planes)
-    where = {(i, int(wrong[i, k])): (i, k) for i in range(count) for k in range(CLASSES - 1)}
-    sources = {
-        (i, j): PlaneSource(i, j, tuple(s[where[i, j]] for s in slopes) if slopes else None)
-        for i, j in planes.choices
-    }
-    proofs = [Proof((choice,)) for choice, place in where.items() if by_interval[place]]
-    for conflict in result.conflicts:
-        rows = tuple(sources[planes.choices[int(planes.owner[p])]] for p in conflict.planes)
-        proofs.append(Proof(conflict.choices, rows, conflict.lambdas))
-    index = torch.arange(count) + 100 * number
-    return GroupCertificate(number, index, x, y, tuple(proofs), result.survivors, result.parts)
-
-
-def alpha_settings():  # type: ignore[no-untyped-def]
-    from citrus.bounds import AlphaSettings
-
-    return AlphaSettings(iterations=5)
-
-
-def failures(path: Path, plain: Graph) -> str:
-    return "\n".join(check(path, plain).failures)
 
 
 @pytest.mark.parametrize("intermediate", ["crown", "interval"])
@@ -105,12 +52,14 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     back = read_certificate(written.path).group
     assert [(p.choices, p.lambdas) for p in back.proofs] == [(p.choices, p.lambdas) for p in group.proofs]
     assert (back.survivors, back.parts, back.number) == (group.survivors, group.parts, group.number)
-    for old, new in zip((r for p in group.proofs for r in p.rows), (r for p in back.proofs for r in p.rows), strict=True):
+    for old, new in zip(
+        (r for p in group.proofs for r in p.rows), (r for p in back.proofs for r in p.rows), strict=True
+    ):
         assert (old.image, old.label) == (new.image, new.label)
         assert old.slopes is not None
         assert new.slopes is not None
         flat = torch.cat([s.flatten() for s in old.slopes])
-        assert (flat.clamp(0, 1) - new.slopes[0]).abs().max() <= 0.5 / 255 + 1e-6
+        assert (flat.clamp(0, 1) - flat_slopes(new.slopes)).abs().max() <= 0.5 / 255 + 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -133,20 +82,16 @@ def with_slopes(change: Callable[[Tensor], Tensor]) -> Callable[[Certificate], C
         sources: dict[PlaneSource, PlaneSource] = {}
         for row in (row for proof in certificate.group.proofs for row in proof.rows):
             assert row.slopes is not None
-            sources[row] = replace(row, slopes=(change(row.slopes[0]).float(),))
+            sources[row] = replace(row, slopes=(change(flat_slopes(row.slopes)).float(),))
         proofs = (replace(p, rows=tuple(sources[row] for row in p.rows)) for p in certificate.group.proofs)
         return replace(certificate, group=replace(certificate.group, proofs=tuple(proofs)))
 
     return mutate
 
 
-def keep(certificate: Certificate) -> Certificate:
-    return with_slopes(lambda s: s)(certificate)
-
-
 def in_group(**changes: Callable[[GroupCertificate], object]) -> Callable[[Certificate], Certificate]:
     def mutate(certificate: Certificate) -> Certificate:
-        group = keep(certificate).group
+        group = certificate.group
         return replace(certificate, group=replace(group, **{k: f(group) for k, f in changes.items()}))  # type: ignore[arg-type]
 
     return mutate
@@ -170,9 +115,9 @@ def nan_pixel(group: GroupCertificate) -> Tensor:
 
 
 MUTATIONS: dict[str, tuple[Callable[[Certificate], Certificate], str]] = {
-    "larger eps": (lambda c: replace(keep(c), eps=0.035), "does not hold"),
-    "negative eps": (lambda c: replace(keep(c), eps=-0.03), "eps must be"),
-    "nan eps": (lambda c: replace(keep(c), eps=float("nan")), "eps must be"),
+    "larger eps": (lambda c: replace(c, eps=0.035), "does not hold"),
+    "negative eps": (lambda c: replace(c, eps=-0.03), "eps must be"),
+    "nan eps": (lambda c: replace(c, eps=float("nan")), "eps must be"),
     "negative lambdas": (in_group(proofs=lambdas(lambda x: -x)), "does not hold"),
     "nan lambdas": (in_group(proofs=lambdas(lambda x: float("nan"))), "does not hold"),
     "zero lambdas": (in_group(proofs=lambdas(lambda x: 0.0)), "does not hold"),
@@ -199,7 +144,7 @@ MUTATIONS: dict[str, tuple[Callable[[Certificate], Certificate], str]] = {
     "proof of nothing": (in_group(proofs=lambda g: (*g.proofs, Proof(()))), "does not hold"),
     "parts overlap": (in_group(parts=lambda g: (tuple(range(8)), (0,))), "do not imply"),
     "image twice": (in_group(index=lambda g: g.index * 0), "counted before"),
-    "another method": (lambda c: replace(keep(c), intermediate="guess"), "Intermediate"),  # type: ignore[arg-type]
+    "another method": (lambda c: replace(c, intermediate="guess"), "Intermediate"),  # type: ignore[arg-type]
 }
 
 
@@ -209,7 +154,7 @@ def test_a_forged_certificate_fails_with_a_right_checksum(
 ) -> None:
     plain, path = honest
     mutate, words = MUTATIONS[name]
-    store(tmp_path / "same", keep(read_certificate(path)))
+    store(tmp_path / "same", read_certificate(path))
     assert not failures(tmp_path / "same", plain)
     store(tmp_path / "forged", mutate(read_certificate(path)))
     report = check(tmp_path / "forged", plain)
@@ -229,7 +174,7 @@ def test_another_network_is_named_and_a_forged_name_does_not_help(honest: tuple[
         with pytest.raises(WrongNetworkError, match=f"{fingerprint(plain)[:16]}.*{fingerprint(other)[:16]}"):
             check(path, other)
         changed.append(other)
-    store(tmp_path / "forged", replace(keep(read_certificate(path)), network=fingerprint(changed[0])))
+    store(tmp_path / "forged", replace(read_certificate(path), network=fingerprint(changed[0])))
     assert "does not hold" in failures(tmp_path / "forged", changed[0])
 
 
@@ -237,7 +182,7 @@ def test_damage_is_noticed_wherever_it_is(honest: tuple[Graph, Path], tmp_path: 
     plain, path = honest
     whole, broken = path.read_bytes(), tmp_path / "group-00001.safetensors"
     generator = torch.Generator().manual_seed(0)
-    places = [*range(0, 1600, 3), *torch.randint(len(whole), (200,), generator=generator).tolist()]
+    places = [*range(0, 1600, 7), *torch.randint(len(whole), (100,), generator=generator).tolist()]
     for place in places:
         broken.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         with pytest.raises(CitrusError, match="group-00001"):
@@ -250,7 +195,56 @@ def test_damage_is_noticed_wherever_it_is(honest: tuple[Graph, Path], tmp_path: 
     report = check(tmp_path, plain)
     assert (report.groups, report.confirmed, len(report.failures)) == (2, 1, 1)
     assert "damaged" in report.failures[0]
-    with pytest.raises(CitrusError, match="no certificates"):
-        check(tmp_path / "nowhere" if (tmp_path / "nowhere").mkdir() else tmp_path / "nowhere", plain)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CitrusError, match="holds no certificates"):
+        check(tmp_path / "empty", plain)
     with pytest.raises(CitrusError, match="no certificate"):
         check(tmp_path / "absent", plain)
+
+
+def test_groups_are_added_up_only_when_they_belong_together(tmp_path: Path) -> None:
+    plain = folded(RESIDUAL)
+    for number, eps in enumerate((0.03, 0.02)):
+        write_certificate(tmp_path, plain, eps, "crown", [certify(plain, eps, number=number)])
+    assert "about eps 0.02" in failures(tmp_path, plain)
+    again = replace(certify(plain, 0.03), number=1)
+    write_certificate(tmp_path, plain, 0.03, "crown", [again])
+    assert "counted before" in failures(tmp_path, plain)
+
+
+def test_the_writer_claims_only_what_holds(tmp_path: Path) -> None:
+    """Proofs made for a smaller radius: some hold no more, and the count is lowered to what the others imply."""
+    plain = folded(RESIDUAL)
+    group = certify(plain, 0.02)
+    (written,) = write_certificate(tmp_path, plain, 0.03, "crown", [group])
+    assert written.lost
+    assert written.survivors < group.survivors
+    report = check(tmp_path, plain)
+    assert not report.failures
+    assert (report.proofs, report.certified) == (len(group.proofs) - len(written.lost), written.survivors)
+
+
+def test_slopes_stay_floats_where_bytes_would_lose_the_proof(tmp_path: Path) -> None:
+    """At the largest radius that a proof survives, rounding its slopes to bytes loses about half of the proofs."""
+    plain = folded(MLP)
+    x = images(1)
+    y = plain(x).argmax(1)
+    generator = torch.Generator().manual_seed(0)
+    kept = []
+    for wrong in wrong_labels(y, CLASSES)[0].tolist() * 5:
+        slopes = tuple(torch.rand(n, generator=generator) for n in (16, 9))
+        proof = Proof(((0, wrong),), (PlaneSource(0, wrong, slopes),), (1.0,))
+
+        def holds(eps: float, proof: Proof = proof) -> bool:
+            return Evaluator(Network(plain), x, y, eps, "crown").values([proof])[0].holds
+
+        low, high = 0.0, 0.5
+        for _ in range(16):
+            middle = (low + high) / 2
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        group = GroupCertificate(0, torch.tensor([0]), x, y, (proof,), 0)
+        (written,) = write_certificate(tmp_path, plain, low, "crown", [group])
+        assert not written.lost
+        assert not failures(written.path, plain)
+        kept.append("slopes32" in load_tensors(written.path)[0])
+    assert 1 <= sum(kept) <= 9

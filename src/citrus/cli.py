@@ -9,8 +9,10 @@ from citrus.errors import CitrusError, suggest
 
 COMMANDS = {
     "train": "train a network by a recipe, evaluate it, and keep everything in a run folder",
+    "certify": "prove how many images of each group survive every shared perturbation",
     "attack": "search universal perturbations that break a trained network",
     "check": "verify the proofs in certificates, without trusting whoever made them",
+    "export": "write a network as ONNX and a group's property as VNN-LIB",
     "data": "list, fetch and describe data sets",
 }
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from citrus.certify.cover import Choice
 from citrus.certify.float64 import Network
-from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, confirmed
+from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, confirmed, flat_slopes
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.networks.operations import Graph
@@ -86,8 +86,16 @@ def fingerprint(graph: Graph) -> str:
         for name, value in sorted(fields.items()):
             if isinstance(value, Tensor):
                 digest.update(f"{name} {tuple(value.shape)}".encode())
-                digest.update(value.detach().cpu().double().contiguous().numpy().astype("<f8").tobytes())
+                digest.update(_plain_numbers(value.detach().cpu()))
     return digest.hexdigest()
+
+
+def _plain_numbers(weights: Tensor) -> Any:
+    """The bytes of weights: float32 where that is exact, so that a network in double precision keeps its name."""
+    short = weights.float()
+    if torch.equal(short.double(), weights.double()):
+        return short.contiguous().numpy().astype("<f4", copy=False)
+    return weights.double().contiguous().numpy().astype("<f8", copy=False)
 
 
 def write_certificate(
@@ -102,6 +110,7 @@ def write_certificate(
     network, name = Network(graph), fingerprint(graph)
     written = []
     for group in groups:
+        group = replace(group, images=group.images.detach().cpu().float())  # what is evaluated is what is stored
         evaluator = Evaluator(network, group.images, group.labels, eps, intermediate)
         kept, lost = _rounded(group.proofs, evaluator)
         survivors = group.survivors
@@ -134,7 +143,7 @@ def _as(source: PlaneSource, kind: torch.dtype) -> PlaneSource:
     """The same plane with slopes in one piece as bytes or as floats."""
     if source.slopes is None:
         return source
-    flat = torch.cat([part.detach().cpu().double().flatten() for part in source.slopes]).clamp(0, 1)
+    flat = flat_slopes(source.slopes).clamp(0, 1)
     if bool(flat.isnan().any()):
         raise CitrusError(f"The slopes of image {source.image}, label {source.label} contain NaN.")
     return replace(source, slopes=((flat * 255).round().byte() if kind == torch.uint8 else flat.float(),))
@@ -192,7 +201,7 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 
 def read_certificate(path: str | Path) -> Certificate:
-    """What `write_certificate` wrote. Slopes come as float64, in one piece per plane; nothing is proved yet."""
+    """What `write_certificate` wrote. Slopes are one tensor per plane; nothing is proved yet."""
     path = Path(path)
     tensors, header = load_tensors(path)
     if header.get("kind") != "certificate":
@@ -216,7 +225,7 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
     tables = {bits: tensors[f"slopes{bits}"] for bits in (8, 32) if f"slopes{bits}" in tensors}
     sources = []
     for image, label, bits, row in tensors["planes"].long().tolist():
-        slopes = None if bits == ADAPTIVE else (tables[bits][row].double() / (255 if bits == 8 else 1),)
+        slopes = None if bits == ADAPTIVE else (tables[bits][row],)
         sources.append(PlaneSource(image, label, slopes))
     counts = tensors["proofs"].long().reshape(-1, 2).T.tolist()
     choices = tensors["choices"].long().reshape(-1, 2).split(counts[0])

@@ -25,7 +25,7 @@ from torch import Tensor
 from citrus.certify.float64 import TINY, UNIT, Network, bias_of, fold_columns, gamma, product, terms_of, transposed
 from citrus.networks.operations import Add, Affine, Conv, Linear, Relu
 
-CHUNK = 1 << 23  # numbers in the largest tensor of one chunk of rows: 64 MB
+CHUNK = 1 << 21  # numbers in the largest tensor of one chunk of rows: 16 MB stay near the processor
 
 
 @dataclass(frozen=True)

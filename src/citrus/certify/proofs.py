@@ -35,7 +35,7 @@ class PlaneSource:
     label: int
     """The wrong label."""
     slopes: tuple[Tensor, ...] | None = None
-    """Lower slopes in [0, 1] of all ReLUs in the order of the network; None: 1 where u > -l, else 0."""
+    """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255; None: 1 where u > -l, else 0."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Evaluator:
 
     def _add_planes(self, boxes: Enclosure, sources: list[PlaneSource]) -> None:
         """Planes of one image: those with adaptive slopes together, and those with slopes of their own together."""
-        slopes = {source: _flat(source.slopes) for source in sources if source.slopes is not None}
+        slopes = {source: flat_slopes(source.slopes) for source in sources if source.slopes is not None}
         usable = {s: t for s, t in slopes.items() if t.numel() == self.network.neurons and bool(_in_range(t))}
         batches: list[tuple[list[PlaneSource], Tensor | None]] = [([s for s in sources if s.slopes is None], None)]
         if usable:
@@ -183,8 +183,10 @@ class Evaluator:
         return Value(float(value), float(rounding))
 
 
-def _flat(slopes: Iterable[Tensor]) -> Tensor:
-    return torch.cat([part.detach().cpu().double().flatten() for part in slopes])
+def flat_slopes(slopes: Iterable[Tensor]) -> Tensor:
+    """Slopes in one piece, as float64."""
+    scaled = (part.detach().cpu().double() / (255 if part.dtype == torch.uint8 else 1) for part in slopes)
+    return torch.cat([part.flatten() for part in scaled])
 
 
 def _in_range(slopes: Tensor) -> Tensor:

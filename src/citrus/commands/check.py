@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     name = flags.network or first.network_path
     if not name:
         raise CitrusError("The certificate does not say where its network is: add --network RUN_OR_ONNX.")
-    network = load_graph(name, tuple(first.group.images.shape[1:]), _numbers(flags.mean), _numbers(flags.std))
+    network = load_graph(name, tuple(first.group.images.shape[1:]), numbers(flags.mean), numbers(flags.std))
     files = certificate_files(path)
     with Bar(len(files), "groups") as bar:
         report = check(path, network, lambda done, _, text: bar.update(done, text))
@@ -71,7 +71,8 @@ def _first_readable(files: list[Path]) -> Certificate:
     raise AssertionError("certificate_files returns at least one file")
 
 
-def _numbers(text: str | None) -> tuple[float, ...] | None:
+def numbers(text: str | None) -> tuple[float, ...] | None:
+    """0.1 or 0.49,0.48,0.45 as numbers."""
     return None if text is None else tuple(parse_number(part) for part in text.split(","))
 
 

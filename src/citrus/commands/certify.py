@@ -1,0 +1,200 @@
+"""`citrus certify RUN_OR_ONNX`: prove how many images of each group survive every shared perturbation."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from citrus.certify.cascade import BlockProof, CertifySettings, certify, groups_of
+from citrus.certify.certificate import fingerprint, write_certificate
+from citrus.certify.evidence import evidence
+from citrus.certify.groups import Grouping
+from citrus.certify.result import Certification, GroupResult
+from citrus.certify.rows import RowFile
+from citrus.certify.verifiers import VERIFIERS
+from citrus.commands.check import load_graph, numbers
+from citrus.commands.flags import parse_flags, take_word
+from citrus.console import Bar, duration, table
+from citrus.data import as_float, load
+from citrus.errors import CitrusError
+from citrus.files import write_json
+from citrus.inputs import format_eps, parse_eps
+from citrus.networks import Graph
+from citrus.training import read_config
+from citrus.training.run import pick_device
+
+
+@dataclass
+class CertifyFlags:
+    """Certify a network against universal perturbations: citrus certify RUN_OR_ONNX --data mnist --eps 0.1"""
+
+    data: str | None = None
+    """Data set whose test images are certified; by default the run's own."""
+    eps: str | None = None
+    """Radius in pixel units, such as 0.1 or 8/255; by default the run's own."""
+    group_size: int = 5
+    """Images that share one perturbation; 1 is ordinary certification."""
+    grouping: Grouping = "correct"
+    """dataset: in order. correct: misclassified images dropped first. adaptive: images that need it are grouped."""
+    verifier: str = "citrus"
+    """citrus (strongest), racoon or zeng (the published systems)."""
+    budget: str = "10s"
+    """Time per group for search and refinement, such as 10s or 2m."""
+    images: int | None = None
+    """Certify the first so many test images; by default all."""
+    certificates: bool = False
+    """Also write the proofs, for `citrus check`."""
+    out: str | None = None
+    """Folder of the results; by default RUN/certify, or runs/certify-NETWORK for an ONNX file."""
+    seed: int = 0
+    """Seed of the attack."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+    mean: str | None = None
+    """For an ONNX file without normalisation: mean of each channel, such as 0.1307."""
+    std: str | None = None
+    """For an ONNX file without normalisation: standard deviation of each channel."""
+
+
+def run(arguments: list[str]) -> int:
+    name, rest = take_word(arguments)
+    flags, _ = parse_flags(CertifyFlags, "certify", rest)
+    if not name:
+        raise CitrusError("Which network? citrus certify RUN_FOLDER, or citrus certify NET.onnx --data mnist --eps 0.1")
+    run_config = read_config(Path(name)) if not name.endswith(".onnx") else None
+    data = flags.data or (run_config.data if run_config else None)
+    eps_text = flags.eps or (run_config.eps if run_config else None)
+    if data is None or eps_text is None:
+        raise CitrusError("An ONNX file does not say what it is for: add --data NAME and --eps E.")
+    device = pick_device(flags.device)
+    validation = run_config.validation if run_config and data == run_config.data else 0
+    test = load(data, data_dir=flags.data_dir, validation=validation).test.to(device)
+    images, labels = as_float(test.images[: flags.images]), test.labels[: flags.images]
+    plain = load_graph(name, test.shape, numbers(flags.mean), numbers(flags.std)).map(lambda t: t.to(device))
+    settings = CertifySettings(
+        group_size=flags.group_size,
+        grouping=flags.grouping,
+        verifier=flags.verifier,
+        budget=parse_seconds(flags.budget),
+        seed=flags.seed,
+    )
+    out = Path(flags.out) if flags.out else default_folder(name)
+    proofs = name if flags.certificates else None
+    try:
+        result = certify_into(out, plain, (images, labels), parse_eps(eps_text), settings, proofs)
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        return 130
+    print(summary(result))
+    print(f"\nrows          {row_path(out, parse_eps(eps_text), settings)}")
+    if flags.certificates:
+        folder = certificate_folder(out, parse_eps(eps_text), settings)
+        print(f"certificates  {folder}\nnext          citrus check {folder}")
+    return 2 if result.errors else 0
+
+
+def certify_into(
+    out: Path,
+    plain: Graph,
+    data: tuple[Tensor, Tensor],
+    eps: float,
+    settings: CertifySettings,
+    certificates: str | None = None,
+    report: Callable[[str], None] = print,
+) -> Certification:
+    """Certify, keeping rows (and certificates that name the network) in `out`; what is there already is not redone."""
+    images, labels = data
+    asked = {"network": fingerprint(plain), "eps": eps, "images": len(images), **asdict(settings)}
+    rows = RowFile(row_path(out, eps, settings), asked)
+    total = len(groups_of(plain, images, labels, eps, settings)) if settings.grouping != "adaptive" else None
+    started = time.perf_counter()
+    with Bar(total or len(images), "groups" if total else "images", start=len(rows.rows)) as bar:
+
+        def on_block(block: BlockProof) -> None:
+            lowered = {}
+            if certificates is not None:
+                folder = certificate_folder(out, eps, settings)
+                intermediate = VERIFIERS[settings.verifier].linear.intermediate
+                groups = evidence(block, eps)
+                written = write_certificate(folder, plain, eps, intermediate, groups, certificates)
+                lowered = {g.number: w.survivors for g, w in zip(groups, written, strict=True)}
+            kept = tuple(_lowered(row, lowered) for row in block.rows)
+            rows.add(kept)
+            for row in kept:
+                report(line(row))
+            bar.update(len(rows.rows) if total else sum(len(row.index) for row in rows.rows))
+
+        found = certify(plain, images, labels, eps, settings, on_block, frozenset(row.group for row in rows.rows))
+    result = Certification(
+        *(tuple(sorted(rows.rows, key=lambda row: row.group)), len(images), eps, settings.group_size),
+        settings.grouping,
+        settings.verifier,
+        found.stage_seconds,
+    )
+    totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
+    counts = {"images": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
+    seconds = round(time.perf_counter() - started, 2)
+    write_json(row_path(out, eps, settings).with_suffix(".json"), {**asked, **totals, **counts, "seconds": seconds})
+    return result
+
+
+def _lowered(row: GroupResult, counts: dict[int, int]) -> GroupResult:
+    """A row never claims more than its certificate proves."""
+    count = counts.get(row.group, row.certified)
+    if count >= row.certified:
+        return row
+    return GroupResult(**{**vars(row), "certified": count, "note": f"{row.certified - count} proofs fail in float64"})
+
+
+def default_folder(network: str) -> Path:
+    return Path("runs") / f"certify-{Path(network).stem}" if network.endswith(".onnx") else Path(network) / "certify"
+
+
+def _stem(eps: float, settings: CertifySettings) -> str:
+    radius = format_eps(eps).replace("/", "-")
+    return f"{settings.verifier}-{radius}-n{settings.group_size}-{settings.grouping}"
+
+
+def row_path(out: Path, eps: float, settings: CertifySettings) -> Path:
+    return out / f"{_stem(eps, settings)}.jsonl"
+
+
+def certificate_folder(out: Path, eps: float, settings: CertifySettings) -> Path:
+    return out / f"{_stem(eps, settings)}-certificates"
+
+
+def line(row: GroupResult) -> str:
+    stages = " ".join(f"{name} {count}" for name, count in row.stages.items())
+    counts = f"[{row.certified}, {row.attacked}] of {len(row.index)}"
+    return (
+        f"group {row.group:5}  {counts:14}  {row.verdict.value:9}  {row.seconds:6.2f} s  {stages} {row.note}".rstrip()
+    )
+
+
+def summary(result: Certification) -> str:
+    """Percentages, every image once, and what each stage cost."""
+    radius, n = format_eps(result.eps), result.images
+    title = f"\n{n} images, eps {radius}, groups of {result.group_size} ({result.grouping}), verifier {result.verifier}"
+    rows = [
+        ["clean accuracy", f"{result.correct:.2f}"],
+        ["certified UAP accuracy (proved)", f"{result.certified:.2f}"],
+        ["UAP accuracy under attack (upper bound)", f"{result.attacked:.2f}"],
+    ]
+    parts = result.images_by_outcome()
+    counted = ", ".join(f"{name} {count}" for name, count in parts.items())
+    stages = ", ".join(f"{name} {duration(s) if s > 60 else f'{s:.1f} s'}" for name, s in result.stage_seconds.items())
+    return f"{table(['percent of all images', ''], rows, title)}\n\n{counted}: {sum(parts.values())} in all\n{stages}"
+
+
+def parse_seconds(text: str) -> float:
+    """10, 10s, 2m or 1h in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", text.strip())
+    if not found:
+        raise CitrusError(f"A time budget is written 10s, 2m or 1h, got {text!r}.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
