@@ -62,7 +62,7 @@ def test_train_attack_resume(
     assert "clean accuracy" in shown.out
     assert "attacked by universal perturbations" in shown.out
     assert "eps 4/255" in shown.out
-    assert "next        citrus attack runs/quickstart --eps 6/255" in shown.out
+    assert "next        citrus certify runs/quickstart --group-size 20 --certificates" in shown.out
     assert "ETA" in shown.err
     run = Path("runs/quickstart")
     assert (run / "uap" / "4-255.png").read_bytes().startswith(b"\x89PNG")

@@ -5,12 +5,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from citrus.attacks import UniversalResult
+from citrus.certify.result import Certification
 from citrus.console import table
 from citrus.inputs import format_eps
 from citrus.training import Evaluation
 
 
-def evaluation_table(result: Evaluation) -> str:
+def evaluation_table(result: Evaluation, certified: Certification | None = None) -> str:
     """One line per measure, with how it was measured."""
     n, k = result.images, result.attacked_images
     box = "clipped to [0, 1]" if result.clip else "not clipped"
@@ -20,6 +21,9 @@ def evaluation_table(result: Evaluation) -> str:
         [f"attacked one by one (PGD-{result.pgd_steps})", f"{result.pgd:.2f}", f"first {k}"],
         ["attacked by universal perturbations", f"{result.universal:.2f}", f"first {k}, groups of {result.group_size}"],
     ]
+    if certified:
+        shown = f"first {certified.images}, groups of {certified.group_size}, proved"
+        rows.insert(2, ["certified against universal perturbations", f"{certified.certified:.2f}", shown])
     title = f"percent of test images classified right at eps {format_eps(result.eps)} (perturbed images {box})"
     return table(["measure", "percent", "on"], rows, title)
 

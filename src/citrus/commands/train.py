@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from citrus.certify.cascade import CertifySettings
+from citrus.certify.result import Certification
+from citrus.commands.certify import certify_into
 from citrus.commands.flags import pairs, parse_flags, take_word
 from citrus.commands.results import evaluation_table, save_picture
 from citrus.console import Bar, duration
-from citrus.data import Splits, load
+from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
 from citrus.inputs import format_eps
+from citrus.networks import graph
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
 from citrus.training.config import field_names
+from citrus.training.run import pick_device
 
 
 @dataclass
@@ -64,7 +69,7 @@ def run(arguments: list[str]) -> int:
     except Stopped as stop:
         print(f"{stop}\n  citrus train --resume --out {out}", file=sys.stderr)
         return 130
-    _conclude(result)
+    _conclude(result, _certify(result, splits, flags.device))
     return 0
 
 
@@ -125,17 +130,28 @@ def _introduction(config: TrainConfig, splits: Splits, out: Path) -> str:
     )
 
 
-def _conclude(result: Run) -> None:
+def _certify(result: Run, splits: Splits, device: str) -> Certification:
+    """Groups of the test images that the attacks saw, through the whole cascade."""
+    print("certifying groups against universal perturbations", file=sys.stderr, flush=True)
+    config, where = result.config, pick_device(device)
+    count = config.test_images or len(splits.test)
+    test = splits.test.to(where)
+    images, labels = as_float(test.images[:count]), test.labels[:count]
+    plain = graph(result.network.to(where), splits.info.shape)
+    settings = CertifySettings(group_size=config.group_size, grouping="dataset")
+    return certify_into(result.path / "certify", plain, (images, labels), config.eps, settings, report=lambda _: None)
+
+
+def _conclude(result: Run, certified: Certification) -> None:
     assert result.evaluation
     summary = json.loads((result.path / "summary.json").read_text())
-    print(evaluation_table(result.evaluation))
+    print(evaluation_table(result.evaluation, certified))
     print(f"\ntraining took {duration(summary['training_seconds'])}, evaluation {duration(result.evaluation.seconds)}")
     pictures = sorted((result.path / "uap").glob("*.png"))
     for picture in pictures:
         print(f"picture     {picture}")
     print(f"run folder  {result.path}")
-    stronger = format_eps(min(1.0, 1.5 * result.evaluation.eps))
-    print(f"next        citrus attack {result.path} --eps {stronger}")
+    print(f"next        citrus certify {result.path} --group-size 20 --certificates")
 
 
 def _dry_run(config: TrainConfig, splits: Splits, flags: TrainFlags) -> int:
