@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from citrus.attacks import universal_pgd as universal_pgd
     from citrus.bounds import Bounds as Bounds
     from citrus.bounds import Box as Box
+    from citrus.bounds import alpha as alpha
+    from citrus.bounds import crown as crown
     from citrus.bounds import interval as interval
     from citrus.bounds import margin_rows as margin_rows
+    from citrus.certify import Certification as Certification
+    from citrus.certify import CertifySettings as CertifySettings
+    from citrus.certify import Verdict as Verdict
+    from citrus.certify import certify as certify
     from citrus.data import Dataset as Dataset
     from citrus.data import Splits as Splits
     from citrus.data import load as load_data
@@ -39,7 +45,8 @@ if TYPE_CHECKING:
 # Names are loaded when first used, so that `citrus --help` need not wait for torch.
 _PLACES = {
     "citrus.attacks": "Ascent UniversalResult pgd universal_pgd",
-    "citrus.bounds": "Bounds Box interval margin_rows",
+    "citrus.bounds": "Bounds Box alpha crown interval margin_rows",
+    "citrus.certify": "Certification CertifySettings Verdict certify",
     "citrus.data": "Dataset Splits load:load_data",
     "citrus.errors": "CitrusError SoundnessError",
     "citrus.networks": "Graph Normalize build:build_network graph",
@@ -54,6 +61,8 @@ __all__ = [
     "Ascent",
     "Bounds",
     "Box",
+    "Certification",
+    "CertifySettings",
     "CitrusError",
     "Dataset",
     "Evaluation",
@@ -64,8 +73,12 @@ __all__ = [
     "Splits",
     "TrainConfig",
     "UniversalResult",
+    "Verdict",
     "__version__",
+    "alpha",
     "build_network",
+    "certify",
+    "crown",
     "evaluate",
     "graph",
     "interval",

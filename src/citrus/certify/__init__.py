@@ -1,19 +1,32 @@
 """Certification of groups of images against one shared perturbation."""
 
-from citrus.certify.cover import covers
-from citrus.certify.learned import Contradiction
-from citrus.certify.planes import Choice, Conflict, Planes, dual_value
-from citrus.certify.search import Budget, SearchResult, SubsetSearch, search_subsets
+import sys
+import types
+from typing import Any
 
-__all__ = [
-    "Budget",
-    "Choice",
-    "Conflict",
-    "Contradiction",
-    "Planes",
-    "SearchResult",
-    "SubsetSearch",
-    "covers",
-    "dual_value",
-    "search_subsets",
-]
+from citrus.certify.cascade import CertifySettings as CertifySettings
+from citrus.certify.cascade import certify as certify
+from citrus.certify.cover import covers as covers
+from citrus.certify.groups import form_groups as form_groups
+from citrus.certify.learned import Contradiction as Contradiction
+from citrus.certify.planes import Choice as Choice
+from citrus.certify.planes import Conflict as Conflict
+from citrus.certify.planes import Planes as Planes
+from citrus.certify.planes import dual_value as dual_value
+from citrus.certify.result import Certification as Certification
+from citrus.certify.result import GroupResult as GroupResult
+from citrus.certify.result import Verdict as Verdict
+from citrus.certify.search import Budget as Budget
+from citrus.certify.search import SearchResult as SearchResult
+from citrus.certify.search import SubsetSearch as SubsetSearch
+from citrus.certify.search import search_subsets as search_subsets
+
+
+class _Callable(types.ModuleType):
+    """`citrus.certify(network, images, labels, eps)` works although `citrus.certify` is also this package."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Certification:
+        return certify(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _Callable
