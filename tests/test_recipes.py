@@ -116,7 +116,7 @@ def test_the_cpu_recipes_cover_all_methods() -> None:
 
 def test_quickstart_trains_citrus_at_a_tenth_on_the_embedded_digits() -> None:
     config = recipe("quickstart")
-    assert (config.data, config.network, config.eps) == ("digits", "smallcnn", 0.1)
+    assert (config.data, config.network, config.eps) == ("digits", "convsmall", 0.1)
     assert type(config.method) is Citrus
 
 
@@ -138,8 +138,6 @@ def test_measured_results_belong_to_recipes() -> None:
     for result in MEASURED.values():
         assert all(0 <= v <= 100 for v in (result.clean, result.ibp_certified, result.pgd, result.universal))
         assert result.minutes > 0
-        assert result.seeds >= 1
-        assert result.machine
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_a_killed_process_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     out = tmp_path / "killed"
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"  # sums depend on the number of threads
         "import time; from synthetic import config, splits; from citrus.training import Events, train\n"
         "slow = Events(on_step=lambda p: time.sleep(0.05))\n"
         f"train(config('ibp'), {str(out)!r}, splits=splits(), events=slow)"

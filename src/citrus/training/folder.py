@@ -81,6 +81,15 @@ class RunFolder:
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
+    def note_other_machine(self) -> None:
+        """Resuming is exact for the same torch and number of threads: sums are split among threads."""
+        before, now = json.loads((self.path / "env.json").read_text()), environment()
+        for name in ("torch", "cpu", "threads", "gpu"):
+            if before.get(name) != now[name]:
+                self.log(
+                    f"{name} was {before.get(name)} and is {now[name]}: last digits may differ from a run in one go"
+                )
+
     def log(self, line: str) -> None:
         with (self.path / "log.txt").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")

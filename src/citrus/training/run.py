@@ -72,6 +72,7 @@ def train(
     folder.open(config, resume)
     if resume and folder.checkpoint.exists():
         trainer.restore(*load_tensors(folder.checkpoint))
+        folder.note_other_machine()
     folder.forget_metrics_after(trainer.step)
     folder.log(f"training on {trainer.device} from step {trainer.step} of {trainer.steps}")
     _train(trainer, folder, events, stop_after)
