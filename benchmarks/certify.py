@@ -48,7 +48,7 @@ def bounds(nets: Path, data_dir: str | None) -> dict[str, float]:
 
 
 def random_planes(count: int, pixels: int, generator: torch.Generator) -> Planes:
-    """Planes as networks give them: a part per class, a part per image, and noise; about half of the labels are open."""
+    """Planes as networks give them: a part per class, one per image, and noise; about half of the labels are open."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, pixels, generator=generator, dtype=torch.float64)

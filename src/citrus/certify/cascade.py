@@ -20,8 +20,8 @@ from citrus.certify.groups import Grouping, form_groups
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.single import Singles, prove_alone
 from citrus.certify.together import Together, prove_together
-from citrus.certify.verifiers import VERIFIERS, Verifier
-from citrus.errors import CitrusError, suggest
+from citrus.certify.verifiers import Intermediate, Verifier, pick
+from citrus.errors import CitrusError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
 
@@ -36,6 +36,8 @@ class CertifySettings:
     """dataset, correct or adaptive: see citrus.certify.groups."""
     verifier: str = "citrus"
     """citrus (all stages), racoon or zeng (the published systems)."""
+    intermediate: Intermediate = "auto"
+    """Boxes of the inner layers by crown, by interval (large networks), or auto."""
     budget: float = 10.0
     """Seconds per group for the search and the joint refinement."""
     attack: Ascent = field(default_factory=lambda: Ascent(steps=60, restarts=12))
@@ -45,8 +47,6 @@ class CertifySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.verifier not in VERIFIERS:
-            raise CitrusError(f"Unknown verifier {self.verifier!r}: {suggest(self.verifier, VERIFIERS)}")
         if self.group_size < 1 or self.block < 1 or not self.budget > 0:
             raise CitrusError(
                 f"group_size and block must be at least 1 and budget positive, got {self.group_size}, {self.block}, "
@@ -84,6 +84,7 @@ def certify(
     plain = plain.map(Tensor.detach)
     check_images(images, labels, plain.classes, plain.input_shape)
     check_weights(plain)
+    pick(settings.verifier, settings.intermediate, plain)
     seconds: dict[str, float] = {}
     rows: list[GroupResult] = []
     with true_float32(), torch.no_grad():
@@ -110,9 +111,10 @@ def groups_of(plain: Graph, images: Tensor, labels: Tensor, eps: float, settings
     alone = None
     if settings.grouping == "adaptive":
         parts = []
+        verifier = pick(settings.verifier, settings.intermediate, plain)
         for i in range(0, len(images), settings.block):
             part = slice(i, i + settings.block)
-            parts.append(~prove_alone(plain, images[part], labels[part], eps, VERIFIERS[settings.verifier]).open.any(1))
+            parts.append(~prove_alone(plain, images[part], labels[part], eps, verifier).open.any(1))
         alone = torch.cat(parts)
     return form_groups(settings.grouping, settings.group_size, correct, alone)
 
@@ -146,9 +148,9 @@ def _certify_block(
     index = torch.cat([where for _, where in block])
     x, y = images[index], labels[index]
     owner = torch.cat([torch.full_like(where, k) for k, (_, where) in enumerate(block)])
-    verifier: Verifier = VERIFIERS[settings.verifier]
+    verifier: Verifier = pick(settings.verifier, settings.intermediate, plain)
     try:
-        singles = prove_alone(plain, x, y, eps, verifier, seconds)
+        singles = prove_alone(plain, x, y, eps, verifier, seconds, owner)
         budget = settings.budget * len(block)
         together = prove_together(plain, singles, owner, eps, verifier, settings.attack, budget, settings.seed, seconds)
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -1,10 +1,15 @@
 """The verifiers by name: ours, and the published systems as themselves."""
 
+import math
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from citrus.bounds import AlphaSettings, LinearSettings
 from citrus.certify.joint import JointSettings
 from citrus.certify.rounds import RoundSettings
+from citrus.errors import CitrusError, suggest
+from citrus.networks import Graph
+from citrus.networks.operations import Relu
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,17 @@ VERIFIERS: dict[str, Verifier] = {
 }
 
 
-def with_intervals(verifier: Verifier) -> Verifier:
-    """The same with inner boxes by intervals: for networks on which CROWN for every layer is too dear."""
-    linear = replace(verifier.linear, intermediate="interval")
-    return replace(verifier, linear=linear)
+Intermediate = Literal["auto", "crown", "interval"]
+MANY_NEURONS = 20_000  # CROWN for every inner layer costs a row per undecided neuron: ConvSmall has 5,000, CNN7 230,000
+
+
+def pick(name: str, intermediate: Intermediate, graph: Graph) -> Verifier:
+    """A verifier by name, with inner boxes by CROWN, or by intervals where a network is too large for that."""
+    if name not in VERIFIERS:
+        raise CitrusError(f"Unknown verifier {name!r}: {suggest(name, VERIFIERS)}")
+    if intermediate not in get_args(Intermediate):
+        raise CitrusError(f"Inner boxes are made by auto, crown or interval, got {intermediate!r}.")
+    if intermediate == "auto":
+        neurons = sum(math.prod(node.shape) for node in graph.nodes if isinstance(node.op, Relu))
+        intermediate = "interval" if neurons > MANY_NEURONS else "crown"
+    return replace(VERIFIERS[name], linear=replace(VERIFIERS[name].linear, intermediate=intermediate))

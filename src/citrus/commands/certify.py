@@ -15,7 +15,7 @@ from citrus.certify.evidence import evidence
 from citrus.certify.groups import Grouping
 from citrus.certify.result import Certification, GroupResult
 from citrus.certify.rows import RowFile
-from citrus.certify.verifiers import VERIFIERS
+from citrus.certify.verifiers import Intermediate, pick
 from citrus.commands.check import load_graph, numbers
 from citrus.commands.flags import parse_flags, take_word
 from citrus.console import Bar, duration, table
@@ -42,6 +42,8 @@ class CertifyFlags:
     """dataset: in order. correct: misclassified images dropped first. adaptive: images that need it are grouped."""
     verifier: str = "citrus"
     """citrus (strongest), racoon or zeng (the published systems)."""
+    intermediate: Intermediate = "auto"
+    """Boxes of the inner layers: crown, interval (large networks) or auto."""
     budget: str = "10s"
     """Time per group for search and refinement, such as 10s or 2m."""
     images: int | None = None
@@ -81,6 +83,7 @@ def run(arguments: list[str]) -> int:
         group_size=flags.group_size,
         grouping=flags.grouping,
         verifier=flags.verifier,
+        intermediate=flags.intermediate,
         budget=parse_seconds(flags.budget),
         seed=flags.seed,
     )
@@ -120,7 +123,7 @@ def certify_into(
             lowered = {}
             if certificates is not None:
                 folder = certificate_folder(out, eps, settings)
-                intermediate = VERIFIERS[settings.verifier].linear.intermediate
+                intermediate = pick(settings.verifier, settings.intermediate, plain).linear.intermediate
                 groups = evidence(block, eps)
                 written = write_certificate(folder, plain, eps, intermediate, groups, certificates)
                 lowered = {g.number: w.survivors for g, w in zip(groups, written, strict=True)}
