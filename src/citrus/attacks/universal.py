@@ -76,7 +76,8 @@ def universal_pgd(
         return sums.index_add(0, groups, loss), sums.index_add(0, groups, wrong)
 
     def start(restart: int) -> Tensor:
-        return uniform((count, *images.shape[1:]), eps, images, generator)
+        # All groups start from the same noise: what is found for a group must not depend on which groups are beside it.
+        return uniform((1, *images.shape[1:]), eps, images, generator).repeat(count, *[1] * (images.dim() - 1))
 
     delta = ascend(start, objective, lambda d: d.clamp(-eps, eps), eps, settings)
     with torch.no_grad():

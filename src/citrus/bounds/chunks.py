@@ -61,9 +61,17 @@ def _attempt(work: Work, images: slice, lines: slice) -> tuple[Tensor, ...] | No
     """The result, or None when memory ran out: the exception must be gone before a retry, it holds the tensors."""
     try:
         return work(images, lines)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-    except RuntimeError as error:  # the CPU allocator has no exception of its own
-        if "allocate memory" not in str(error) and "not enough memory" not in str(error):
+    except RuntimeError as error:
+        if not memory_ran_out(error):
             raise
+    torch.cuda.empty_cache()
     return None
+
+
+def memory_ran_out(error: Exception) -> bool:
+    """On the GPU, in Python, or in the CPU allocator, which has no exception of its own."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("allocate memory", "not enough memory")
+    )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from citrus.attacks import Ascent
+from citrus.bounds.chunks import memory_ran_out
 from citrus.bounds.precision import true_float32
 from citrus.certify.groups import Grouping, form_groups
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
@@ -88,9 +89,10 @@ def certify(
     seconds: dict[str, float] = {}
     rows: list[GroupResult] = []
     with true_float32(), torch.no_grad():
+        right = classified_right(plain, images, labels)
         groups = list(enumerate(groups_of(plain, images, labels, eps, settings)))
         for block in _blocks([(g, index) for g, index in groups if g not in skip], settings.block):
-            proof = _certify_block(plain, images, labels, eps, settings, block, seconds)
+            proof = _certify_block(plain, (images, labels, right), eps, settings, block, seconds)
             rows += proof.rows
             if on_block:
                 on_block(proof)
@@ -105,9 +107,15 @@ def check_weights(plain: Graph) -> None:
                 raise CitrusError(f"Layer {node.name!r} of the network has weights that are NaN or infinite.")
 
 
+@torch.no_grad()
+def classified_right(plain: Graph, images: Tensor, labels: Tensor) -> Tensor:
+    """(n,)"""
+    return torch.cat([plain(x).argmax(1) for x in images.split(500)]) == labels
+
+
 def groups_of(plain: Graph, images: Tensor, labels: Tensor, eps: float, settings: CertifySettings) -> list[Tensor]:
     """The groups, as places in the data set. `adaptive` first asks which images are proved alone."""
-    correct = torch.cat([plain(x).argmax(1) for x in images.split(500)]) == labels
+    correct = classified_right(plain, images, labels)
     alone = None
     if settings.grouping == "adaptive":
         parts = []
@@ -136,8 +144,7 @@ def _blocks(groups: list[Numbered], size: int) -> Iterator[list[Numbered]]:
 
 def _certify_block(
     plain: Graph,
-    images: Tensor,
-    labels: Tensor,
+    data: tuple[Tensor, Tensor, Tensor],
     eps: float,
     settings: CertifySettings,
     block: list[Numbered],
@@ -145,6 +152,7 @@ def _certify_block(
 ) -> BlockProof:
     """All stages for some groups. Images that are misclassified count as lost and take no part."""
     started = time.perf_counter()
+    images, labels, right = data
     index = torch.cat([where for _, where in block])
     x, y = images[index], labels[index]
     owner = torch.cat([torch.full_like(where, k) for k, (_, where) in enumerate(block)])
@@ -153,8 +161,10 @@ def _certify_block(
         singles = prove_alone(plain, x, y, eps, verifier, seconds, owner)
         budget = settings.budget * len(block)
         together = prove_together(plain, singles, owner, eps, verifier, settings.attack, budget, settings.seed, seconds)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return _failed(block, f"out of memory: {error}")
+    except (RuntimeError, MemoryError) as error:
+        if not memory_ran_out(error):
+            raise
+        return _failed(block, right, f"out of memory: {error}")
     each = (time.perf_counter() - started) / len(block)
     rows = []
     for k, (number, where) in enumerate(block):
@@ -172,9 +182,11 @@ def _certify_block(
     return BlockProof(tuple(rows), tuple(where for _, where in block), singles, tuple(together))
 
 
-def _failed(block: list[Numbered], note: str) -> BlockProof:
+def _failed(block: list[Numbered], right: Tensor, note: str) -> BlockProof:
+    """Nothing is proved, and nothing is known against the images that are classified right."""
+    counts = [int(right[where].sum()) for _, where in block]
     rows = [
-        GroupResult(number, tuple(where.tolist()), 0, 0, len(where), Verdict.ERROR, note=note)
-        for number, where in block
+        GroupResult(number, tuple(where.tolist()), count, 0, count, Verdict.ERROR, note=note)
+        for (number, where), count in zip(block, counts, strict=True)
     ]
     return BlockProof(tuple(rows), tuple(where for _, where in block), None, ())

@@ -42,6 +42,7 @@ __all__ = [
     "PlaneSource",
     "Proof",
     "Written",
+    "certificate_path",
     "fingerprint",
     "read_certificate",
     "store",
@@ -117,10 +118,14 @@ def write_certificate(
         while survivors > 0 and not confirmed(group, evaluator.classes, kept, survivors):
             survivors -= 1
         group = replace(group, proofs=tuple(kept), survivors=survivors)
-        file = Path(path) / f"group-{group.number:05}.safetensors"
+        file = certificate_path(Path(path), group.number)
         store(file, Certificate(name, eps, intermediate, group, None if network_path is None else str(network_path)))
         written.append(Written(file, survivors, lost))
     return written
+
+
+def certificate_path(folder: Path, number: int) -> Path:
+    return folder / f"group-{number:05}.safetensors"
 
 
 def _rounded(proofs: tuple[Proof, ...], evaluator: Evaluator) -> tuple[list[Proof], tuple[int, ...]]:

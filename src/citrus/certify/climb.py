@@ -89,12 +89,23 @@ class _Where:
     going: Tensor  # (subset,): False for subsets that only wait to be removed
 
 
-def climb(
-    members: Members, slopes: list[Tensor], how: Climb, teams: Tensor | None = None, lost: set[int] | None = None
-) -> Summit:
-    """Raise each subset until it is proved or given up; `lost` collects teams of which a subset was given up."""
+@dataclass(frozen=True)
+class Teams:
+    """Subsets that are of use only together: once one is given up, its whole team is."""
+
+    number: Tensor  # (subset,): of its team
+    lost: set[int]
+
+    def give_up(self, subsets: Tensor) -> None:
+        self.lost.update(self.number[subsets].tolist())
+
+    def stopped(self, subsets: Tensor) -> Tensor:
+        return torch.isin(self.number[subsets], self.number.new_tensor(sorted(self.lost)))
+
+
+def climb(members: Members, slopes: list[Tensor], weights: Tensor, how: Climb, teams: Teams | None = None) -> Summit:
+    """Raise each subset until it is proved or given up, from these slopes and weights (lambda, not normalised)."""
     count = int(members.subset[-1]) + 1
-    weights = torch.full_like(members.base, 0.5)
     ones = torch.ones(count, dtype=torch.bool, device=weights.device)
     best = Summit(
         members.base.new_full((count,), -torch.inf),
@@ -103,7 +114,7 @@ def climb(
         ones.long() - 1,
     )
     where = _Where(ones.nonzero()[:, 0], torch.arange(len(weights), device=weights.device), members.subset, ones)
-    adam = Adam([*(s.clone() for s in slopes), weights])
+    adam = Adam([*(s.clone() for s in slopes), weights.clone()])
     history: list[Tensor] = []
     for step in range(how.iterations + 1):
         last = step == how.iterations or time.perf_counter() > how.end
@@ -117,9 +128,9 @@ def climb(
         proved = best.value[where.subsets] > 2 * how.tolerance * size
         hopeless = ~proved & hopeless_after(history, how.window)[where.subsets]
         where.going = where.going & ~proved & ~hopeless
-        if teams is not None and lost is not None:
-            lost.update(teams[where.subsets[hopeless]].tolist())
-            where.going = where.going & ~torch.isin(teams[where.subsets], teams.new_tensor(sorted(lost)))
+        if teams is not None:
+            teams.give_up(where.subsets[hopeless])
+            where.going = where.going & ~teams.stopped(where.subsets)
         if last or not where.going.any():
             break
         adam.step(value, where.going, how.rate * how.decay**step)

@@ -16,7 +16,8 @@ max(-s l, (1 - s) u), because relu(z) - s z is convex. So a rounded slope costs 
 NaN and infinity pass through everything and fail the comparison at the end.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -25,6 +26,8 @@ from torch import Tensor
 from citrus.certify.float64 import TINY, UNIT, Network, bias_of, fold_columns, gamma, product, terms_of, transposed
 from citrus.networks.operations import Add, Affine, Conv, Linear, Relu
 
+Ends = tuple[Tensor, Tensor]
+"""Lower and upper ends of boxes."""
 CHUNK = 1 << 21  # numbers in the largest tensor of one chunk of rows: 16 MB stay near the processor
 
 
@@ -49,7 +52,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height."""
+    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box, or with a row axis of several."""
 
     undecided: Tensor
     lower: Tensor
@@ -156,13 +159,13 @@ class Enclosure:
         columns[rows, channel // (len(kernels) // node.op.groups), :, which % pixels] = kernels[channel]
         return before, fold_columns(node.op, columns, self.network.shapes[before]), bias
 
-    def substitute(self, value: int, rows: Rows, slopes: dict[int, Tensor] | None = None) -> Rows:
-        """Carry lower bounds over a value back to lower bounds over the input."""
+    def substitute(self, value: int, rows: Rows, lines: Mapping[int, Lines] | None = None) -> Rows:
+        """Carry lower bounds over a value back to lower bounds over the input; `lines` of ReLUs replace the own ones."""
         pending = {value: rows.values}
         for i in range(value, 0, -1):
             if i not in pending:
                 continue
-            rows = self.step(i - 1, Rows(pending.pop(i), rows.offset, rows.error), slopes)
+            rows = self.step(i - 1, Rows(pending.pop(i), rows.offset, rows.error), lines)
             for j in self.network.nodes[i - 1].inputs:
                 if j not in pending:
                     pending[j] = rows.values
@@ -172,17 +175,18 @@ class Enclosure:
                 rows = Rows(rows.values, rows.offset, error)
         return Rows(pending[0], rows.offset, rows.error)
 
-    def step(self, k: int, rows: Rows, slopes: dict[int, Tensor] | None = None) -> Rows:
+    def step(self, k: int, rows: Rows, lines: Mapping[int, Lines] | None = None) -> Rows:
         """From lower bounds over the result of node k to lower bounds over what it reads."""
         op, flat = self.network.nodes[k].op, rows.values.flatten(1)
         if isinstance(op, Add):
             return rows
         error = flat.abs() @ self.unit[k] + self.floor[k]
         if isinstance(op, Relu):
-            lines = self.lines[k]
-            lower = lines.lower if slopes is None else torch.where(lines.undecided, slopes[k], lines.lower)
-            values = rows.values * torch.where(rows.values >= 0, lower, lines.upper)
-            return rows.adding(values, flat.clamp(max=0) @ lines.height.flatten(), error)
+            around = self.lines[k] if lines is None else lines[k]
+            values = rows.values * torch.where(rows.values >= 0, around.lower, around.upper)
+            falling, height = flat.clamp(max=0), around.height.reshape(-1, flat.shape[1])
+            heights = falling @ height[0] if len(height) == 1 else (falling * height).sum(1)
+            return rows.adding(values, heights, error)
         values = transposed(op, rows.values, self.network.shapes[self.network.nodes[k].inputs[0]])
         return rows.adding(values, flat @ bias_of(op, self.network.shapes[k + 1]).flatten(), error)
 
@@ -206,19 +210,57 @@ class Enclosure:
             return self.least(self.step(last - 1, rows), self.network.nodes[-1].inputs[0])
         return self.least(rows, last)
 
-    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None) -> Rows:
+    @property
+    def last(self) -> Ends:
+        """The box that enters the last ReLUs, flat."""
+        value = self.network.nodes[self.network.relus[-1]].inputs[0]
+        return self.lower[value].flatten(), self.upper[value].flatten()
+
+    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None, last: Ends | None = None) -> Rows:
         """Planes of margins over the perturbation: margin_j(delta) >= values . delta + offset - error.
 
-        `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones.
+        `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones. Given slopes,
+        `last` may hold a box of the last ReLUs for each plane, (row, neuron) each: the plane then holds at those delta
+        at which their inputs are inside it.
         """
         parts = []
         for which in torch.arange(len(wrong)).split(max(1, CHUNK // self.network.widest)):
-            given = None if slopes is None else self.network.split(slopes[which])
-            rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), given)
-            flat, centre = rows.values.flatten(1), self.image.flatten()
-            error = gamma(flat.shape[1]) * (flat.abs() @ centre.abs())
-            parts.append(rows.adding(flat, flat @ centre, error))
-        return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("values", "offset", "error")))
+            box = None if last is None else (last[0][which], last[1][which])
+            lines = None if slopes is None else self._lines(slopes[which], box)
+            rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), lines)
+            parts.append(self._over_delta(rows))
+        return _joined(parts)
+
+    def neuron_planes(self, which: Tensor) -> Rows:
+        """Planes over the perturbation of inputs z of the last ReLUs: first under each z, then under each -z."""
+        value, parts = self.network.nodes[self.network.relus[-1]].inputs[0], []
+        for some in which.split(max(1, CHUNK // self.network.widest)):
+            start, values, offset = self._one_neuron_each(value, some)
+            parts += [self._over_delta(self.substitute(start, Rows.of(s * values, s * offset))) for s in (1, -1)]
+        return _joined([*parts[::2], *parts[1::2]])
+
+    def _lines(self, slopes: Tensor, last: Ends | None) -> dict[int, Lines]:
+        """Lines of every ReLU for each row of slopes.
+
+        Those on a box inside the own one err no more than the own ones (`unit`), for their heights are no greater; one
+        that was emptied and made a point is decided and has none.
+        """
+        lines = {}
+        for k, given in self.network.split(slopes).items():
+            own = self.lines[k]
+            if last is not None and k == self.network.relus[-1]:
+                own = Lines.around(last[0].view_as(given), last[1].view_as(given))
+            lines[k] = replace(own, lower=torch.where(own.undecided, given, own.lower))
+        return lines
+
+    def _over_delta(self, rows: Rows) -> Rows:
+        """From rows over the input to rows over delta = input - image, flat."""
+        flat, centre = rows.values.flatten(1), self.image.flatten()
+        return rows.adding(flat, flat @ centre, gamma(flat.shape[1]) * (flat.abs() @ centre.abs()))
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("values", "offset", "error")))
 
 
 def _below(x: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from torch import Tensor
 from citrus.certify import milp
 from citrus.certify.duals import TIE, Answer, Oracle
 from citrus.certify.planes import Choice, Conflict, Planes, dual_value
-from citrus.errors import CitrusError
+from citrus.errors import CitrusError, SoundnessError
 
 MEMORY = 1 << 25  # numbers in the perturbations that are kept: 256 MB
 
 
-class Contradiction(RuntimeError):
+class Contradiction(SoundnessError):
     """A perturbation that is known to violate a set which a conflict proves safe: some plane or cut is unsound."""
 
 

@@ -29,6 +29,8 @@ class RoundSettings:
     """A group is asked for this many times as many in the next round."""
     most: int = 64
     """But for no more than this."""
+    singles: bool = False
+    """Before the first round, try to prove each open choice alone: one choice less rules out the most sets."""
     rounds: int = 200
     seconds: float = float("inf")
     """For all groups together; a round that has begun is stopped, too."""
@@ -38,6 +40,10 @@ class RoundSettings:
     def __post_init__(self) -> None:
         if self.sets < 1 or self.growth < 1 or self.most < self.sets or self.rounds < 0:
             raise CitrusError(f"Rounds need 1 <= sets <= most, growth >= 1 and rounds >= 0, got {self}.")
+
+
+STRONGEST = RoundSettings(JointSettings(iterations=60, assume=8), singles=True)
+"""With proofs by contradiction, each choice alone first: in our trials more and faster than anything without them."""
 
 
 @dataclass
@@ -66,29 +72,45 @@ def refine_groups(
     if len(groups) != len(searches):
         raise CitrusError(f"There are {len(groups)} groups, but {len(searches)} searches.")
     end = time.perf_counter() + settings.seconds
-    outcomes = [Outcome(search.run(settings.search)) for search in searches]
+
+    def budget() -> Budget:
+        return replace(settings.search, seconds=max(0.0, min(settings.search.seconds, end - time.perf_counter())))
+
+    outcomes = [Outcome(search.run(budget())) for search in searches]
     active, limit = list(range(len(groups))), settings.sets
     slopes = dict(starts or {})
-    for _ in range(settings.rounds):
+    for number in range(settings.rounds + settings.singles):
         left = end - time.perf_counter()
-        asked = {g: searches[g].critical(limit, settings.search) for g in active} if left > 0 else {}
-        sets = [(g, _abroad(subset, groups[g])) for g in active for subset in asked.get(g, [])]
+        asked = {g: searches[g].critical(limit, budget()) for g in active} if left > 0 else {}
+        active = [g for g in active if asked.get(g)]
+        alone = settings.singles and number == 0
+        if alone:
+            asked = {g: [(choice,) for choice in _open(searches[g])] for g in active}
+        sets = [(g, _abroad(subset, groups[g])) for g in active for subset in asked[g]]
         if not sets:
             break
         joint = replace(settings.joint, seconds=min(settings.joint.seconds, left))
-        found = refine_subsets(instance, [subset for _, subset in sets], joint, slopes, [g for g, _ in sets])
+        teams = None if alone else [g for g, _ in sets]
+        found = refine_subsets(instance, [subset for _, subset in sets], joint, slopes, teams)
         for (g, _), result in zip(sets, found, strict=True):
             slopes.update(_slopes(result))
             if result.proved:
                 outcomes[g].proofs.append(result)
                 searches[g].add_cut(_at_home(result.core, groups[g]))
-            else:
+            elif not alone:
                 outcomes[g].stuck.append(result)
-        active = [g for g in active if asked[g] and not outcomes[g].stuck]
-        for g in {g for g, _ in sets}:
-            outcomes[g].result = searches[g].run(settings.search)
-        limit = min(limit * settings.growth, settings.most)
+        for g in active:
+            again = searches[g].run(budget())
+            if again.survivors >= outcomes[g].result.survivors:  # fewer only where time ran out
+                outcomes[g].result = again
+        active = [g for g in active if not outcomes[g].stuck]
+        limit = limit if alone else min(limit * settings.growth, settings.most)
     return outcomes
+
+
+def _open(search: SubsetSearch) -> Subset:
+    """The choices that are not proved alone."""
+    return search.known.names(search.known.alive)
 
 
 def _abroad(subset: Subset, group: Sequence[int]) -> Subset:

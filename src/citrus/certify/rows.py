@@ -8,6 +8,7 @@ from typing import Any
 
 from citrus.certify.result import GroupResult, Verdict
 from citrus.errors import CitrusError
+from citrus.files import write_text
 
 
 class RowFile:
@@ -16,21 +17,26 @@ class RowFile:
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         self.path = path
         self.asked: dict[str, Any] = json.loads(json.dumps(asked))
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(self.asked)
-        lines = path.read_text().splitlines()
-        before = self._parse(lines[0]) if lines else None
+        text = path.read_text() if path.exists() else ""
+        whole = [line for line in text.splitlines() if self._parse(line) is not None] or [json.dumps(self.asked)]
+        before = self._parse(whole[0]) or {}
         if before != self.asked:
-            changed = [k for k in self.asked if not before or before.get(k) != self.asked[k]]
+            changed = [k for k in self.asked if before.get(k) != self.asked[k]]
             raise CitrusError(
                 f"{path} holds rows of another question ({', '.join(changed)} differ): choose another --out or move it."
             )
-        self.rows = [row for line in lines[1:] if (row := self._row(line)) is not None]
+        if text != (kept := "".join(f"{line}\n" for line in whole)):  # new, or a line was cut short by a crash
+            write_text(path, kept)
+        found = [self._row(line) for line in whole[1:]]
+        self.by_group = {row.group: row for row in found}  # the last one where a group was done again
+
+    @property
+    def rows(self) -> list[GroupResult]:
+        return [row for _, row in sorted(self.by_group.items())]
 
     def add(self, rows: tuple[GroupResult, ...]) -> None:
         for row in rows:
-            self.rows.append(row)
+            self.by_group[row.group] = row
             self._append(asdict(row))
 
     def _append(self, value: dict[str, Any]) -> None:
@@ -47,8 +53,9 @@ class RowFile:
             return None
         return value if isinstance(value, dict) else None
 
-    def _row(self, line: str) -> GroupResult | None:
-        value = self._parse(line)
-        if value is None:
-            return None
-        return GroupResult(**{**value, "index": tuple(value["index"]), "verdict": Verdict(value["verdict"])})
+    def _row(self, line: str) -> GroupResult:
+        try:
+            value = json.loads(line)
+            return GroupResult(**{**value, "index": tuple(value["index"]), "verdict": Verdict(value["verdict"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CitrusError(f"{self.path} holds a line that is no row ({error}): move it away.") from error

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from citrus.bounds import AlphaSettings, LinearSettings
 from citrus.certify.joint import JointSettings
-from citrus.certify.rounds import RoundSettings
+from citrus.certify.rounds import STRONGEST, RoundSettings
 from citrus.errors import CitrusError, suggest
 from citrus.networks import Graph
 from citrus.networks.operations import Relu
@@ -32,7 +32,7 @@ _PLAIN = LinearSettings(intersect=False, upper=False, planes=True)
 
 VERIFIERS: dict[str, Verifier] = {
     # Every stage, until it stops paying.
-    "citrus": Verifier(alpha=AlphaSettings(), joint=RoundSettings()),
+    "citrus": Verifier(alpha=AlphaSettings(), joint=STRONGEST),
     # Banerjee and Singh (2024): CROWN, 20 steps on the slopes of ten images, 20 joint steps on few sets.
     "racoon": Verifier(
         interval=False,

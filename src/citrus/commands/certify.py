@@ -1,19 +1,20 @@
 """`citrus certify RUN_OR_ONNX`: prove how many images of each group survive every shared perturbation."""
 
+import hashlib
 import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from citrus.certify.cascade import BlockProof, CertifySettings, certify, groups_of
-from citrus.certify.certificate import fingerprint, write_certificate
+from citrus.certify.certificate import certificate_path, fingerprint, write_certificate
 from citrus.certify.evidence import evidence
 from citrus.certify.groups import Grouping
-from citrus.certify.result import Certification, GroupResult
+from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.rows import RowFile
 from citrus.certify.verifiers import Intermediate, pick
 from citrus.commands.check import load_graph, numbers
@@ -74,6 +75,8 @@ def run(arguments: list[str]) -> int:
     eps_text = flags.eps or (run_config.eps if run_config else None)
     if data is None or eps_text is None:
         raise CitrusError("An ONNX file does not say what it is for: add --data NAME and --eps E.")
+    if flags.images is not None and flags.images < 1:
+        raise CitrusError(f"There are no images to certify: --images must be at least 1, got {flags.images}.")
     device = pick_device(flags.device)
     validation = run_config.validation if run_config and data == run_config.data else 0
     test = load(data, data_dir=flags.data_dir, validation=validation).test.to(device)
@@ -113,16 +116,19 @@ def certify_into(
 ) -> Certification:
     """Certify, keeping rows (and certificates that name the network) in `out`; what is there already is not redone."""
     images, labels = data
-    asked = {"network": fingerprint(plain), "eps": eps, "images": len(images), **asdict(settings)}
+    pick(settings.verifier, settings.intermediate, plain)  # refuses what it does not know before a file is written
+    asked = {"network": fingerprint(plain), "eps": eps, "images": len(images), "data": _digest(images, labels)}
+    asked |= asdict(settings)
     rows = RowFile(row_path(out, eps, settings), asked)
     total = len(groups_of(plain, images, labels, eps, settings)) if settings.grouping != "adaptive" else None
+    folder = certificate_folder(out, eps, settings)
+    done = frozenset(row.group for row in rows.rows if _is_done(row, None if certificates is None else folder))
     started = time.perf_counter()
-    with Bar(total or len(images), "groups" if total else "images", start=len(rows.rows)) as bar:
+    with Bar(total or len(images), "groups" if total else "images", start=len(done)) as bar:
 
         def on_block(block: BlockProof) -> None:
             lowered = {}
             if certificates is not None:
-                folder = certificate_folder(out, eps, settings)
                 intermediate = pick(settings.verifier, settings.intermediate, plain).linear.intermediate
                 groups = evidence(block, eps)
                 written = write_certificate(folder, plain, eps, intermediate, groups, certificates)
@@ -133,9 +139,9 @@ def certify_into(
                 report(line(row))
             bar.update(len(rows.rows) if total else sum(len(row.index) for row in rows.rows))
 
-        found = certify(plain, images, labels, eps, settings, on_block, frozenset(row.group for row in rows.rows))
+        found = certify(plain, images, labels, eps, settings, on_block, done)
     result = Certification(
-        *(tuple(sorted(rows.rows, key=lambda row: row.group)), len(images), eps, settings.group_size),
+        *(tuple(rows.rows), len(images), eps, settings.group_size),
         settings.grouping,
         settings.verifier,
         found.stage_seconds,
@@ -152,7 +158,21 @@ def _lowered(row: GroupResult, counts: dict[int, int]) -> GroupResult:
     count = counts.get(row.group, row.certified)
     if count >= row.certified:
         return row
-    return GroupResult(**{**vars(row), "certified": count, "note": f"{row.certified - count} proofs fail in float64"})
+    verdict = verdict_of(len(row.index), count, row.attacked, row.verdict is Verdict.TIMEOUT)
+    note = f"{row.certified - count} proofs fail in float64"
+    return replace(row, certified=count, verdict=verdict, note=note)
+
+
+def _is_done(row: GroupResult, folder: Path | None) -> bool:
+    """An error is tried again, and so is a group whose certificate is asked for and was not written."""
+    return row.verdict is not Verdict.ERROR and (folder is None or certificate_path(folder, row.group).exists())
+
+
+def _digest(images: Tensor, labels: Tensor) -> str:
+    """Which images, with which labels."""
+    digest = hashlib.sha256(images.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(labels.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def default_folder(network: str) -> Path:
