@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from citrus.attacks import Ascent, fooled, universal_pgd
 from citrus.certify import Certification, CertifySettings, certify
 from citrus.data import as_float, load
+from citrus.errors import SoundnessError
 from citrus.files import write_json, write_text
 from citrus.networks import Graph
 from citrus.networks.onnx import load_onnx
@@ -50,11 +52,12 @@ ROWS = {
 NORMALISED_BY_CALLER = {"mnist_0.1": ((0.1307,), (0.3081,))}
 
 
-def instance(row: Row, nets: Path, data_dir: str | None) -> tuple[Graph, Tensor, Tensor]:
+def instance(row: Row, options: argparse.Namespace) -> tuple[Graph, Tensor, Tensor]:
     """The network and the first k * P test images that it classifies right."""
     mean, std = NORMALISED_BY_CALLER.get(row.network, (None, None))
-    plain = load_onnx(nets / f"{row.network}.onnx", mean=mean, std=std)
-    test = load(row.data, data_dir=data_dir).test
+    plain = load_onnx(Path(options.nets) / f"{row.network}.onnx", mean=mean, std=std)
+    plain = plain.map(lambda weight: weight.detach().to(options.device))
+    test = load(row.data, data_dir=options.data_dir).test.to(options.device)
     count = row.k * row.groups
     images, labels = as_float(test.images[: 5 * count]), test.labels[: 5 * count]
     right = (plain(images).argmax(1) == labels).nonzero().flatten()[:count]
@@ -62,24 +65,48 @@ def instance(row: Row, nets: Path, data_dir: str | None) -> tuple[Graph, Tensor,
     return plain, images[right], labels[right]
 
 
-def measure(row: Row, verifier: str, nets: Path, data_dir: str | None, budget: float) -> tuple[Certification, float]:
-    plain, images, labels = instance(row, nets, data_dir)
+def measure(row: Row, verifier: str, options: argparse.Namespace) -> tuple[Certification, float]:
+    plain, images, labels = instance(row, options)
     started = time.perf_counter()
-    result = certify(plain, images, labels, row.eps, CertifySettings(row.k, verifier=verifier, budget=budget))
+    result = certify(plain, images, labels, row.eps, CertifySettings(row.k, verifier=verifier, budget=options.budget))
     return result, (time.perf_counter() - started) / row.groups
 
 
 def line(name: str, row: Row, options: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    nets = Path(options.nets)
-    plain, _ = measure(row, "zeng", nets, options.data_dir, options.budget)
-    ours, seconds = measure(row, "citrus", nets, options.data_dir, options.budget)
+    plain, _ = measure(row, "zeng", options)
+    ours, seconds = measure(row, "citrus", options)
     alone = 100 * sum(r.stages.get("crown", 0) for r in plain.rows) / plain.images
     print(f"{name}: CROWN {alone}, I/O {plain.certified}, citrus {ours.certified}, attack {ours.attacked}")
     cells = [row.network, row.k, row.groups, row.eps, f"{row.crown} / {alone}", f"{row.io} / {plain.certified}"]
     cells += [f"{row.best} {row.by}", f"**{ours.certified}**", ours.attacked, f"{seconds:.1f} s"]
+    if options.challenge:
+        network, images, labels = instance(row, options)
+        attacked, corners = challenge(network, images, labels, ours)
+        print(f"{name}: 100 restarts leave {attacked}, 10,000 corners {corners} images; no group falls below its count")
     stages = {k: round(v, 2) for k, v in ours.stage_seconds.items()}
     found = {"crown": alone, "io": plain.certified, "citrus": ours.certified, "attacked": ours.attacked}
     return _row(cells), {"row": vars(row), **found, "s_per_group": seconds, **stages}
+
+
+def challenge(plain: Graph, images: Tensor, labels: Tensor, result: Certification) -> tuple[int, int]:
+    """Fewest survivors over all groups in sum that 100 attack restarts, and 10,000 random corners, leave.
+
+    Raises when a group keeps fewer images than it is certified for.
+    """
+    generator = torch.Generator(images.device).manual_seed(1)
+    groups = torch.arange(len(images), device=images.device) // result.group_size
+    certified = torch.tensor([row.certified for row in result.rows], device=images.device)
+    attack = Ascent(steps=40, restarts=100)
+    found = universal_pgd(plain, images, labels, groups, result.eps, attack, generator)
+    kept = torch.zeros_like(certified).index_add(0, groups, (~found.fooled).long())
+    fewest = torch.full_like(certified, len(images))
+    for _ in range(10_000):
+        corner = torch.rand(images.shape[1:], generator=generator, device=images.device).sub(0.5).sign() * result.eps
+        right = ~fooled(plain(images + corner), labels)
+        fewest = torch.minimum(fewest, torch.zeros_like(certified).index_add(0, groups, right.long()))
+    if bool((kept < certified).any()) or bool((fewest < certified).any()):
+        raise SoundnessError(f"certified {certified.tolist()}, attacked {kept.tolist()}, corners {fewest.tolist()}")
+    return int(kept.sum()), int(fewest.sum())
 
 
 def _row(cells: list[object] | list[str]) -> str:
@@ -103,6 +130,8 @@ def main() -> None:
     parser.add_argument("--data-dir")
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--budget", type=float, default=20.0)
+    parser.add_argument("--challenge", action="store_true", help="then attack: 100 restarts, 10,000 random corners")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", default="acceptance.md")
     options = parser.parse_args()
     lines, values = [], {}

@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,6 @@ from citrus.networks import Graph, graph
 from citrus.training import train
 
 COUNT = 13  # no multiple of any group size below: the last group is never full
-SIZES = (1, 2, 5, 7)
 GROUPINGS = ("dataset", "correct", "adaptive")
 EPS = {"mlp": 0.04, "conv": 0.08, "residual": 0.04, "trained": 0.2}
 ATTACK = Ascent(steps=6, restarts=2)
@@ -60,8 +60,12 @@ def task(name: str) -> Task:
     return Task(plain, x, y, EPS[name])
 
 
-@functools.cache
 def found(name: str, verifier: str, size: int = 5, grouping: Any = "dataset") -> Certification:
+    return _found(name, verifier, size, grouping)
+
+
+@functools.cache
+def _found(name: str, verifier: str, size: int, grouping: Any) -> Certification:
     t = task(name)
     settings = CertifySettings(group_size=size, grouping=grouping, verifier=verifier, attack=ATTACK)
     return certify(t.plain, t.images, t.labels, t.eps, settings)
@@ -71,7 +75,7 @@ def total(result: Certification) -> int:
     return sum(row.certified for row in result.rows)
 
 
-def plain_rows(rows: tuple[GroupResult, ...] | list[GroupResult]) -> list[tuple[Any, ...]]:
+def plain_rows(rows: Iterable[GroupResult]) -> list[tuple[Any, ...]]:
     return [(r.group, r.index, r.correct, r.certified, r.attacked, r.verdict, r.stages, r.note) for r in rows]
 
 
@@ -92,7 +96,9 @@ def survivors(name: str) -> Tensor:
     return ~torch.stack(wrong, 1)
 
 
-CASES = [(size, "dataset") for size in SIZES] + [(5, "correct"), (5, "adaptive")]
+FEW = [(1, "dataset"), (7, "dataset"), (5, "adaptive")]
+MANY = [*FEW, (2, "dataset"), (5, "dataset"), (5, "correct")]
+CASES = {"mlp": MANY, "conv": FEW, "residual": FEW, "trained": MANY}  # convolutions are slow
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -100,7 +106,7 @@ CASES = [(size, "dataset") for size in SIZES] + [(5, "correct"), (5, "adaptive")
 def test_counts_are_in_order_add_up_and_are_never_broken(name: str, verifier: str) -> None:
     t = task(name)
     clean = int(t.correct.sum())
-    for size, grouping in CASES:
+    for size, grouping in CASES[name]:
         result = found(name, verifier, size, grouping)
         kept = [i for row in result.rows for i in row.index]
         assert sorted(kept) == (list(range(COUNT)) if grouping == "dataset" else t.correct.nonzero().flatten().tolist())
@@ -109,15 +115,14 @@ def test_counts_are_in_order_add_up_and_are_never_broken(name: str, verifier: st
             assert 0 <= row.certified <= row.attacked <= row.correct <= len(row.index) <= size
             assert sum(row.stages.values()) == row.certified
             assert int(survivors(name)[:, list(row.index)].sum(1).min()) >= row.certified
-            exact = row.certified == row.attacked
             assert (row.verdict is Verdict.CERTIFIED) == (row.certified == len(row.index))
-            assert (row.verdict is Verdict.ATTACKED) == (exact and row.certified < len(row.index))
+            assert (row.verdict is Verdict.ATTACKED) == (row.certified == row.attacked < len(row.index))
         parts = result.images_by_outcome()
         assert sum(parts.values()) == result.images == COUNT
         assert (parts["misclassified"], parts["error"], result.errors) == (COUNT - clean, 0, 0)
         assert result.correct == pytest.approx(100 * clean / COUNT)
         assert result.certified <= result.attacked <= result.correct
-    assert 0 < total(found(name, verifier)) < clean  # the radius asks something
+    assert 0 < total(found(name, verifier, 7)) < clean  # the radius asks something
 
 
 @pytest.mark.parametrize("name", EPS)
@@ -132,7 +137,7 @@ def test_certified_images_are_those_that_bounds_prove_one_by_one(name: str) -> N
         proved = (alpha(t.plain, t.images, t.eps, spec, settings).lower > 0).all(1).nonzero().flatten().tolist()
         assert set(proved) <= set(alone[verifier])
     assert bool(survivors(name)[:, alone["citrus"]].all())
-    for size, grouping in CASES:  # theorem 3: groups prove at least as much, and a stronger verifier never less
+    for size, grouping in CASES[name]:  # theorem 3: groups prove at least as much, and a stronger verifier never less
         counts = {v: total(found(name, v, size, grouping)) for v in VERIFIERS}
         assert counts["citrus"] >= counts["zeng"] >= len(alone["zeng"])
         assert counts["racoon"] >= counts["zeng"]
@@ -140,15 +145,13 @@ def test_certified_images_are_those_that_bounds_prove_one_by_one(name: str) -> N
 
 
 def test_the_verifiers_and_groupings_differ_where_they_should() -> None:
-    counts = {(n, v): total(found(n, v, 7)) for n in EPS for v in VERIFIERS}
-    assert any(counts[n, "citrus"] > counts[n, "zeng"] for n in EPS)
+    assert any(total(found(n, "citrus", 7)) > total(found(n, "zeng", 7)) for n in EPS)
     assert any(total(found(n, "citrus", 7)) > total(found(n, "citrus", 1)) for n in EPS)
     stages = {stage for n in EPS for v in VERIFIERS for row in found(n, v, 7).rows for stage in row.stages}
     assert stages >= {"crown", "alpha", "search"}
 
 
 def test_racoon_optimises_the_slopes_of_ten_images_of_a_group_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Banerjee and Singh (2024) tighten the ten images of a group that are nearest to a proof."""
     seen = []
     monkeypatch.setattr(single, "alpha", lambda g, x, *rest: seen.append(len(x)) or alpha(g, x, *rest))
     plain, x = folded(RESIDUAL), images(16)
@@ -160,8 +163,8 @@ def test_racoon_optimises_the_slopes_of_ten_images_of_a_group_only(monkeypatch: 
 def test_eps_0_is_clean_accuracy_and_more_eps_never_proves_more_than_less_can_survive(verifier: str) -> None:
     for name in EPS:
         t = task(name)
-        settings = CertifySettings(verifier=verifier, grouping="dataset", attack=ATTACK)
-        steps = [certify(t.plain, t.images, t.labels, t.eps * f, settings) for f in (0, 0.5)] + [found(name, verifier)]
+        settings = CertifySettings(group_size=7, verifier=verifier, grouping="dataset", attack=ATTACK)
+        steps = [certify(t.plain, t.images, t.labels, t.eps * f, settings) for f in (0, 0.5, 1)]
         assert steps[0].certified == steps[0].attacked == steps[0].correct == 100 * int(t.correct.sum()) / COUNT
         for less, more in pairwise(steps):
             for a, b in zip(less.rows, more.rows, strict=True):
@@ -169,7 +172,7 @@ def test_eps_0_is_clean_accuracy_and_more_eps_never_proves_more_than_less_can_su
             assert total(more) <= total(less)  # no theorem for CROWN, but an increase here would be worth a look
 
 
-@pytest.mark.parametrize(("verifier", "count"), [("zeng", 24), ("citrus", 12)])
+@pytest.mark.parametrize(("verifier", "count"), [("zeng", 24), ("racoon", 8)])
 def test_rows_do_not_depend_on_blocks_skipped_groups_or_the_run(verifier: str, count: int) -> None:
     plain, x = folded(RESIDUAL), images(count, seed=1)
     given = (plain, x, plain(x).argmax(1), 0.06)
@@ -181,13 +184,13 @@ def test_rows_do_not_depend_on_blocks_skipped_groups_or_the_run(verifier: str, c
         cut = certify(*given, replace(settings, block=size), blocks.append)
         assert plain_rows([row for b in blocks for row in b.rows]) == plain_rows(cut.rows) == whole
         assert [len(b.rows) for b in blocks[:-1]] == [groups] * (len(blocks) - 1)
-    rest = certify(*given, settings, skip=frozenset({0, 2}))
-    assert plain_rows(rest.rows) == [row for row in whole if row[0] not in (0, 2)]
+    rest = certify(*given, settings, skip=frozenset({0, 3}))
+    assert plain_rows(rest.rows) == [row for row in whole if row[0] not in (0, 3)]
 
 
 def test_one_group_when_n_is_larger_and_none_when_nothing_is_right() -> None:
     t = task("conv")
-    (row,) = certify(t.plain, t.images, t.labels, t.eps, CertifySettings(group_size=1000, attack=ATTACK)).rows
+    (row,) = certify(t.plain, t.images, t.labels, t.eps, CertifySettings(group_size=1000, verifier="zeng")).rows
     assert row.index == tuple(t.correct.nonzero().flatten().tolist())
     wrong = (t.plain(t.images).argmax(1) + 1) % 3
     for grouping in GROUPINGS:
@@ -199,7 +202,7 @@ def test_one_group_when_n_is_larger_and_none_when_nothing_is_right() -> None:
 
 @pytest.mark.parametrize("what", ["one of two twins", "every image", "planes"])
 def test_an_unsound_bound_stops_the_run(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of twins: what fools one fools the other. The radius is one at which all are fooled."""
+    """Groups of twins: what fools one fools the other, and here everything is fooled."""
 
     def unsound(*arguments: Any) -> Any:
         bounds = crown(*arguments)
@@ -251,13 +254,12 @@ def test_out_of_memory_is_an_error_of_its_block_only(error: Exception, monkeypat
 
 def test_searches_get_no_more_time_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups at 0.5 s each; a search that is told to stop later would be one that --budget does not stop."""
-    given: list[float] = []
+    run, given = SubsetSearch.run, list[float]()
 
-    def timed_run(self: SubsetSearch, budget: Budget | None = None) -> SearchResult:
-        given.append(float("inf") if budget is None else budget.seconds)
+    def timed_run(self: SubsetSearch, budget: Budget) -> SearchResult:
+        given.append(budget.seconds)
         return run(self, budget)
 
-    run = SubsetSearch.run
     monkeypatch.setattr(SubsetSearch, "run", timed_run)
     t = task("residual")
     certify(t.plain, t.images, t.labels, t.eps, CertifySettings(group_size=9, budget=0.5, attack=ATTACK))
@@ -277,9 +279,7 @@ def nan(layer: nn.Linear) -> nn.Linear:
         (MLP.build, {"images": 2 * images(4)}, r"must lie in \[0, 1\]"),
         (CONV.build, {"images": images(4, shape=(3, 6, 6))}, "shape"),
         (lambda: folded(CONV), {"images": images(4, shape=(3, 6, 6))}, "shape"),
-        (MLP.build, {"images": images(4).flatten(1)}, r"\(n, C, H, W\)"),
         (MLP.build, {"labels": torch.tensor([0, 1, 2, 3])}, r"0\.\.2"),
-        (MLP.build, {"eps": "8"}, "pixel units"),
         (MLP.build, {"settings": {"verifier": "zheng"}}, "did you mean 'zeng'"),
         (MLP.build, {"settings": {"grouping": "corect"}}, "did you mean 'correct'"),
         (MLP.build, {"settings": {"group_size": 0}}, "at least 1"),

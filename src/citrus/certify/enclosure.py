@@ -52,7 +52,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box, or with a row axis of several."""
+    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box or, by rows, of several."""
 
     undecided: Tensor
     lower: Tensor
@@ -160,7 +160,7 @@ class Enclosure:
         return before, fold_columns(node.op, columns, self.network.shapes[before]), bias
 
     def substitute(self, value: int, rows: Rows, lines: Mapping[int, Lines] | None = None) -> Rows:
-        """Carry lower bounds over a value back to lower bounds over the input; `lines` of ReLUs replace the own ones."""
+        """Carry lower bounds over a value back to lower bounds over the input; `lines` replace the own ones."""
         pending = {value: rows.values}
         for i in range(value, 0, -1):
             if i not in pending:

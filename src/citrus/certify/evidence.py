@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from citrus.certify.cascade import BlockProof
-from citrus.certify.joint import JointResult
-from citrus.certify.proofs import GroupCertificate, PlaneSource, Proof
+from citrus.certify.joint import JointResult, Subset
+from citrus.certify.proofs import GroupCertificate, PlaneSource, Proof, Round
 from citrus.certify.single import STAGES, Singles
 from citrus.certify.together import Together
 
@@ -91,10 +91,16 @@ class _Sources:
     def joint(self, result: JointResult) -> Proof:
         weights = result.proof.tolist()
         used = [m for m, weight in enumerate(weights) if weight > 0]
-        rows = []
-        for m in used:
-            position, label = result.choices[m]
-            slopes = tuple(s[m].cpu() for s in result.slopes)
-            rows.append(PlaneSource(self.home[self.block[position]], label, slopes))
+        rows = self._members(result.choices, result.slopes)
+        rounds = tuple(
+            Round(self._members(result.choices, part.slopes), part.neurons, part.multipliers)
+            for part in result.assumptions
+        )
         choices = tuple((self.home[self.block[position]], label) for position, label in result.core)
-        return Proof(choices, tuple(rows), tuple(weights[m] for m in used))
+        return Proof(choices, tuple(rows[m] for m in used), tuple(weights[m] for m in used), rounds)
+
+    def _members(self, choices: Subset, slopes: tuple[Tensor, ...]) -> tuple[PlaneSource, ...]:
+        return tuple(
+            PlaneSource(self.home[self.block[position]], label, tuple(s[m].cpu() for s in slopes))
+            for m, (position, label) in enumerate(choices)
+        )

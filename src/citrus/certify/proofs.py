@@ -6,6 +6,9 @@ all of them. It is redone from what it names: planes margin_p(delta) >= a_p . de
 
     sum_p lambda_p (b_p - e_p) - eps || sum_p lambda_p a_p ||_1 > the rounding of this sum.
 
+A proof by contradiction has rounds before that, in which boxes are tightened where all choices of the set are violated
+(contradiction.py); its planes are then made on those boxes and serve in this proof alone.
+
 A proof without planes is about one choice and rests on intervals: the lower bound of its margin on the boxes of the
 last layer must be positive. Nothing here trusts whoever made the proof; a proof that is not sound has a negative value.
 """
@@ -13,13 +16,15 @@ last layer must be positive. Nothing here trusts whoever made the proof; a proof
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from citrus.certify.contradiction import Neurons, tightened
 from citrus.certify.cover import Choice, covers
-from citrus.certify.enclosure import Enclosure
+from citrus.certify.enclosure import Enclosure, Ends, Rows
 from citrus.certify.float64 import TINY, Network, gamma
 from citrus.errors import CitrusError
 
@@ -38,6 +43,18 @@ class PlaneSource:
     """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255; None: 1 where u > -l, else 0."""
 
 
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Boxes of the last ReLUs are tightened, assuming that the margins of `rows` are <= 0."""
+
+    rows: tuple[PlaneSource, ...]
+    """Made on the boxes as they were before the round."""
+    neurons: tuple[Tensor, ...]
+    """For the image of each row, the neurons whose bounds follow: (neuron,)"""
+    multipliers: tuple[Tensor, ...]
+    """For the image of each row, mu of the lower, then of the upper bounds: (2 neuron, row)"""
+
+
 @dataclass(frozen=True)
 class Proof:
     """No perturbation violates all of `choices`: by planes with weights lambda, or without planes by intervals."""
@@ -45,6 +62,13 @@ class Proof:
     choices: tuple[Choice, ...]
     rows: tuple[PlaneSource, ...] = ()
     lambdas: tuple[float, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    """Of a proof by contradiction, in order. The planes of `rows` are made after the last."""
+
+    @property
+    def sources(self) -> tuple[PlaneSource, ...]:
+        """All planes, those of the rounds first."""
+        return (*(row for part in self.rounds for row in part.rows), *self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,22 +132,28 @@ class Evaluator:
             raise CitrusError(f"Each image needs a label in 0..{self.classes - 1}, got {self.labels}.")
         self.margins: dict[Choice, float] = {}  # lower bounds by intervals
         self.planes: dict[PlaneSource, _Plane | None] = {}
+        self.kept: dict[int, tuple[Enclosure, Neurons]] = {}  # by image, for proofs by contradiction
 
     def values(self, proofs: Sequence[Proof]) -> list[Value]:
         """The value of each proof, in their order."""
         sound = [self._well_formed(proof) for proof in proofs]
         rows: dict[int, list[PlaneSource]] = defaultdict(list)
         claims: dict[int, list[int]] = defaultdict(list)
-        for proof in (proof for proof, fine in zip(proofs, sound, strict=True) if fine):
+        assuming = [proof for proof, fine in zip(proofs, sound, strict=True) if fine and proof.rounds]
+        for proof in (proof for proof, fine in zip(proofs, sound, strict=True) if fine and not proof.rounds):
             if not proof.rows and proof.choices[0] not in self.margins:
                 claims[proof.choices[0][0]].append(proof.choices[0][1])
             for row in proof.rows:
                 if row not in self.planes:
                     self.planes[row] = None
                     rows[row.image].append(row)
+        later = iter(self._by_contradiction(assuming))
         for image in sorted({*rows, *claims}):
             self._enclose(image, rows[image], claims[image])
-        return [self._value(proof) if fine else INVALID for proof, fine in zip(proofs, sound, strict=True)]
+        return [
+            INVALID if not fine else next(later) if proof.rounds else self._value(proof)
+            for proof, fine in zip(proofs, sound, strict=True)
+        ]
 
     def _well_formed(self, proof: Proof) -> bool:
         """Choices exist and are wrong labels; planes belong to choices and have weights >= 0; intervals prove one."""
@@ -131,16 +161,38 @@ class Evaluator:
         if not exist or any(self.labels[i] == j for i, j in proof.choices):
             return False
         if not proof.rows:
-            return len(proof.choices) == 1 and not proof.lambdas
-        named = all((row.image, row.label) in proof.choices for row in proof.rows)
-        return named and len(proof.lambdas) == len(proof.rows) and all(0 <= x < float("inf") for x in proof.lambdas)
+            return len(proof.choices) == 1 and not proof.lambdas and not proof.rounds
+        named = all((row.image, row.label) in proof.choices for row in proof.sources)
+        weighted = len(proof.lambdas) == len(proof.rows) and all(0 <= x < float("inf") for x in proof.lambdas)
+        return named and weighted and (not proof.rounds or self._well_assumed(proof))
+
+    def _well_assumed(self, proof: Proof) -> bool:
+        """Planes of a proof by contradiction have slopes; rounds name neurons that exist, with multipliers >= 0."""
+        if not self.network.relus or not all(part.rows for part in proof.rounds):
+            return False
+        if not all(row.slopes is not None and self._usable(flat_slopes(row.slopes)) for row in proof.sources):
+            return False
+        width = prod(self.network.shapes[self.network.relus[-1] + 1])
+        for part in proof.rounds:
+            if not len(part.rows) == len(part.neurons) == len(part.multipliers):
+                return False
+            for which, mu in zip(part.neurons, part.multipliers, strict=True):
+                fits = which.dim() == 1 and mu.shape == (2 * len(which), len(part.rows))
+                exist = fits and not which.is_floating_point() and bool(((which >= 0) & (which < width)).all())
+                if not exist or not bool(((mu >= 0) & (mu < float("inf"))).all()):  # False for NaN
+                    return False
+        return True
+
+    def _usable(self, slopes: Tensor) -> bool:
+        return slopes.numel() == self.network.neurons and bool(((slopes >= 0) & (slopes <= 1)).all())  # no NaN
 
     def _enclose(self, image: int, sources: list[PlaneSource], claims: list[int]) -> None:
         """All that is asked about one image. Interval proofs try the plain boxes first: they cost next to nothing."""
         boxes = Enclosure(self.network, self.images[image], self.eps, refine=False)
         left = self._by_interval(boxes, image, claims)
         if self.refine and (sources or left):
-            boxes = Enclosure(self.network, self.images[image], self.eps, refine=True)
+            known = self.kept.get(image)
+            boxes = known[0] if known else Enclosure(self.network, self.images[image], self.eps, refine=True)
             self._by_interval(boxes, image, left)
         self._add_planes(boxes, sources)
 
@@ -154,7 +206,7 @@ class Evaluator:
     def _add_planes(self, boxes: Enclosure, sources: list[PlaneSource]) -> None:
         """Planes of one image: those with adaptive slopes together, and those with slopes of their own together."""
         slopes = {source: flat_slopes(source.slopes) for source in sources if source.slopes is not None}
-        usable = {s: t for s, t in slopes.items() if t.numel() == self.network.neurons and bool(_in_range(t))}
+        usable = {s: t for s, t in slopes.items() if self._usable(t)}
         batches: list[tuple[list[PlaneSource], Tensor | None]] = [([s for s in sources if s.slopes is None], None)]
         if usable:
             batches.append((list(usable), torch.stack(list(usable.values()))))
@@ -162,11 +214,46 @@ class Evaluator:
             if batch:
                 wrong = torch.tensor([source.label for source in batch])
                 rows = boxes.planes(self.labels[batch[0].image], wrong, given)
-                for k, source in enumerate(batch):
-                    slope = rows.values[k]
-                    self.planes[source] = _Plane(
-                        slope, float(slope.abs().sum()), float(rows.offset[k]), float(rows.error[k])
-                    )
+                self.planes.update({source: _plane(rows, k) for k, source in enumerate(batch)})
+
+    def _by_contradiction(self, proofs: list[Proof]) -> list[Value]:
+        """The values of proofs with rounds, all in lockstep, so that planes of one image are made together."""
+        for image in sorted({row.image for proof in proofs for row in proof.sources} - set(self.kept)):
+            boxes = Enclosure(self.network, self.images[image], self.eps, self.refine)
+            self.kept[image] = boxes, Neurons.of(boxes)
+        own = [{row.image: self.kept[row.image][0].last for row in proof.sources} for proof in proofs]
+        values = [INVALID] * len(proofs)
+        for step in range(max((len(proof.rounds) for proof in proofs), default=-1) + 1):
+            going = [n for n, proof in enumerate(proofs) if step <= len(proof.rounds)]
+            parts = [proofs[n].rounds[step] if step < len(proofs[n].rounds) else None for n in going]
+            rows = [proofs[n].rows if part is None else part.rows for n, part in zip(going, parts, strict=True)]
+            made = self._assumed_planes(rows, [own[n] for n in going])
+            for n, part, planes in zip(going, parts, made, strict=True):
+                if part is None:
+                    values[n] = self._dual([_plane(planes, k) for k in range(len(planes.offset))], proofs[n].lambdas)
+                    continue
+                for row, which, mu in zip(part.rows, part.neurons, part.multipliers, strict=True):
+                    neurons = self.kept[row.image][1]
+                    own[n][row.image] = tightened(own[n][row.image], neurons, which.long(), mu, planes, self.eps)
+        return values
+
+    def _assumed_planes(self, rows: list[tuple[PlaneSource, ...]], own: list[dict[int, Ends]]) -> list[Rows]:
+        """The planes of each proof's rows on its own boxes of the last ReLUs."""
+        asked: dict[int, list[tuple[int, int]]] = defaultdict(list)  # image -> (proof, row)
+        for n, sources in enumerate(rows):
+            for k, source in enumerate(sources):
+                asked[source.image].append((n, k))
+        made: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        for image, places in asked.items():
+            wrong = torch.tensor([rows[n][k].label for n, k in places])
+            slopes = torch.stack([flat_slopes(rows[n][k].slopes or ()) for n, k in places])
+            low, high = (torch.stack([own[n][image][end] for n, _ in places]) for end in (0, 1))
+            found = self.kept[image][0].planes(self.labels[image], wrong, slopes, (low, high))
+            made.update(zip(places, zip(found.values, found.offset, found.error, strict=True), strict=True))
+        return [
+            Rows(*(torch.stack(part) for part in zip(*(made[n, k] for k in range(len(sources))), strict=True)))
+            for n, sources in enumerate(rows)
+        ]
 
     def _value(self, proof: Proof) -> Value:
         if not proof.rows:
@@ -174,7 +261,10 @@ class Evaluator:
         planes = [plane for row in proof.rows if (plane := self.planes[row]) is not None]
         if len(planes) < len(proof.rows):
             return INVALID
-        lambdas = torch.tensor(proof.lambdas, dtype=torch.float64)
+        return self._dual(planes, proof.lambdas)
+
+    def _dual(self, planes: list[_Plane], weights: tuple[float, ...]) -> Value:
+        lambdas = torch.tensor(weights, dtype=torch.float64)
         offsets, errors, norms = torch.tensor([(p.offset, p.error, p.norm) for p in planes], dtype=torch.float64).T
         mixed = lambdas @ torch.stack([p.slope for p in planes])
         value = lambdas @ offsets - self.eps * mixed.abs().sum()
@@ -183,14 +273,15 @@ class Evaluator:
         return Value(float(value), float(rounding))
 
 
+def _plane(rows: Rows, k: int) -> _Plane:
+    slope = rows.values[k]
+    return _Plane(slope, float(slope.abs().sum()), float(rows.offset[k]), float(rows.error[k]))
+
+
 def flat_slopes(slopes: Iterable[Tensor]) -> Tensor:
     """Slopes in one piece, as float64."""
     scaled = (part.detach().cpu().double() / (255 if part.dtype == torch.uint8 else 1) for part in slopes)
     return torch.cat([part.flatten() for part in scaled])
-
-
-def _in_range(slopes: Tensor) -> Tensor:
-    return ((slopes >= 0) & (slopes <= 1)).all()  # False for NaN
 
 
 def confirmed(group: GroupCertificate, classes: int, proofs: Iterable[Proof], survivors: int) -> bool:
