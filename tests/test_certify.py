@@ -67,7 +67,7 @@ def found(name: str, verifier: str, size: int = 5, grouping: Any = "dataset") ->
 @functools.cache
 def _found(name: str, verifier: str, size: int, grouping: Any) -> Certification:
     t = task(name)
-    settings = CertifySettings(group_size=size, grouping=grouping, verifier=verifier, attack=ATTACK)
+    settings = CertifySettings(size, grouping, verifier, budget=60, attack=ATTACK)
     return certify(t.plain, t.images, t.labels, t.eps, settings)
 
 
@@ -162,9 +162,9 @@ def test_racoon_optimises_the_slopes_of_ten_images_of_a_group_only(monkeypatch: 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_eps_0_is_clean_accuracy_and_more_eps_never_proves_more_than_less_can_survive(verifier: str) -> None:
     for name in EPS:
-        t = task(name)
-        settings = CertifySettings(group_size=7, verifier=verifier, grouping="dataset", attack=ATTACK)
-        steps = [certify(t.plain, t.images, t.labels, t.eps * f, settings) for f in (0, 0.5, 1)]
+        t, settings = task(name), CertifySettings(group_size=7, verifier=verifier, grouping="dataset", attack=ATTACK)
+        given = (t.plain, t.images, t.labels)
+        steps = [*(certify(*given, t.eps * f, settings) for f in (0, 0.5)), found(name, verifier, 7)]
         assert steps[0].certified == steps[0].attacked == steps[0].correct == 100 * int(t.correct.sum()) / COUNT
         for less, more in pairwise(steps):
             for a, b in zip(less.rows, more.rows, strict=True):
@@ -176,7 +176,7 @@ def test_eps_0_is_clean_accuracy_and_more_eps_never_proves_more_than_less_can_su
 def test_rows_do_not_depend_on_blocks_skipped_groups_or_the_run(verifier: str, count: int) -> None:
     plain, x = folded(RESIDUAL), images(count, seed=1)
     given = (plain, x, plain(x).argmax(1), 0.06)
-    settings = CertifySettings(group_size=4, verifier=verifier, attack=Ascent(steps=4))
+    settings = CertifySettings(group_size=4, verifier=verifier, budget=60, attack=Ascent(steps=4))
     whole = plain_rows(certify(*given, settings).rows)
     assert plain_rows(certify(*given, settings).rows) == whole
     for size, groups in ((1, 1), (7, 2)):
