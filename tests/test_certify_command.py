@@ -123,7 +123,7 @@ def test_one_line_per_group_a_summary_that_adds_up_and_nothing_twice(
     assert (parts["certified"], parts["gap"]) == (counts["certified"], counts["attacked"] - counts["certified"])
     assert f"{100 * counts['certified'] / 18:.2f}" in certified.out
     written = json.loads(certified.path.with_suffix(".json").read_text())
-    assert written["images"] == parts
+    assert written["outcomes"] == parts
     assert {key: written[key] for key in counts} == {key: 100 * count / 18 for key, count in counts.items()}
     before = certified.path.read_text()
     monkeypatch.setattr(cascade, "prove_together", never)

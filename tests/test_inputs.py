@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import citrus
 from citrus.errors import CitrusError, suggest
 from citrus.inputs import check_images, format_eps, parse_eps, parse_number
 
@@ -147,3 +148,14 @@ def test_bad_images(images: Tensor, labels: Tensor, classes: int, shape: tuple[i
 def test_suggestions() -> None:
     assert suggest("mnst", ["mnist", "cifar10"]) == "did you mean 'mnist'?"
     assert suggest("zzz", ["mnist", "cifar10"]) == "known: cifar10, mnist."
+
+
+def test_certify_takes_images_of_another_precision() -> None:
+    """Images in float64 are certified by a float32 network as their float32 versions are."""
+    torch.manual_seed(0)
+    network = citrus.build_network("mlp", (1, 12, 12), 3).eval()
+    images = torch.rand(6, 1, 12, 12)
+    labels = network(images).argmax(1)
+    single = citrus.certify(network, images, labels, 0.01)
+    double = citrus.certify(network, images.double(), labels, 0.01)
+    assert (single.certified, single.attacked) == (double.certified, double.attacked)

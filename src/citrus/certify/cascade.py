@@ -85,6 +85,8 @@ def certify(
     plain = plain.map(Tensor.detach)
     check_images(images, labels, plain.classes, plain.input_shape)
     check_weights(plain)
+    weights = next((v for node in plain.nodes for v in vars(node.op).values() if isinstance(v, Tensor)), images)
+    images = images.to(weights.dtype)
     pick(settings.verifier, settings.intermediate, plain)
     seconds: dict[str, float] = {}
     rows: list[GroupResult] = []

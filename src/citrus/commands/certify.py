@@ -147,7 +147,7 @@ def certify_into(
         found.stage_seconds,
     )
     totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
-    counts = {"images": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
+    counts = {"outcomes": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
     seconds = round(time.perf_counter() - started, 2)
     write_json(row_path(out, eps, settings).with_suffix(".json"), {**asked, **totals, **counts, "seconds": seconds})
     return result
