@@ -32,9 +32,14 @@ def universal_picture(
     delta, clean, truth = attack.delta[worst], images[members], labels[members]
     figure = Figure(figsize=(1.5 * (len(members) + 1.6), 4.0), dpi=120)
     grid = figure.add_gridspec(2, len(members) + 1, width_ratios=[1.6] + [1.0] * len(members))
-    axes = figure.add_subplot(grid[:, 0])
-    _show(axes, delta / (2 * eps) + 0.5 if eps else delta + 0.5, "coolwarm")
-    axes.set_title(f"one perturbation\neps {format_eps(eps)}, contrast raised", fontsize=9)
+    shown_delta = (
+        (delta / (2 * eps) if eps else delta, f"one perturbation, eps {format_eps(eps)}\ncontrast raised"),
+        (delta, "the same, true scale"),
+    )
+    for row, (values, name) in enumerate(shown_delta):
+        axes = figure.add_subplot(grid[row, 0])
+        _show(axes, values + 0.5, "coolwarm")
+        axes.set_title(name, fontsize=9)
     for row, (shown, name) in enumerate(((clean, "without"), (clean + delta, "with"))):
         predicted = network(shown).argmax(1)
         for column in range(len(members)):
