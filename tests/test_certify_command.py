@@ -292,9 +292,13 @@ def test_what_every_verifier_finds_can_be_written_down_and_checked(
         written = write_certificate(tmp_path, plain, eps, "crown", groups)
         report = check(tmp_path, plain)
         assert not report.failures
-        assert not any(w.lost for w in written)
         assert 0 < report.holding == report.proofs
-        assert [w.survivors for w in written] == [row.certified for row in result.rows]
-        assert (report.certified, report.images) == (sum(row.certified for row in result.rows), 8)
+        assert (report.certified, report.images) == (sum(w.survivors for w in written), 8)
+        counts = [(w.survivors, row.certified) for w, row in zip(written, result.rows, strict=True)]
+        if verifier == "racoon":  # its optimised inner boxes cannot be redone: such proofs are left out of the file
+            assert all(stored <= found for stored, found in counts)
+        else:
+            assert not any(w.lost for w in written)
+            assert all(stored == found for stored, found in counts)
         if budget < 1:
             assert {row.verdict.value for row in result.rows if row.certified < row.attacked} == {"timeout"}

@@ -119,7 +119,13 @@ def _optimised(
     better = Planes(planes.a.clone(), planes.b.clone())
     better.a[some], better.b[some] = found.lower_planes.a, found.lower_planes.b
     slopes = tuple(_scattered(s, some, len(live)) for s in found.slopes)
-    return replace(singles, planes=(planes, better), slopes=slopes)
+    boxes = tuple(_with(box, some, tight) for box, tight in zip(singles.boxes, found.pre_activations, strict=True))
+    return replace(singles, boxes=boxes, planes=(planes, better), slopes=slopes)
+
+
+def _with(box: Box, index: Tensor, tight: Box) -> Box:
+    """The box with some rows replaced: those of images whose inner boxes were optimised too."""
+    return Box(box.centre.index_copy(0, index, tight.centre), box.radius.index_copy(0, index, tight.radius))
 
 
 def _scattered(slopes: Tensor, index: Tensor, count: int) -> Tensor:
