@@ -53,6 +53,8 @@ def interval(
         if not radius >= 0:
             raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
         radius = torch.full_like(centre[:1], radius)
+    elif radius.dim() == 0:
+        radius = torch.ones_like(centre[:1]) * radius
     if tuple(centre.shape[1:]) != tuple(graph.input_shape):
         raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
     radius = torch.where(radius >= 0, radius, torch.nan)  # no host waits for the answer: a negative radius fails closed

@@ -2,15 +2,21 @@
 
 The loop hands a method one `Batch`; the method answers with its loss and the boxes it bounded on the way (the Shi
 regularisers read them). A method is a frozen dataclass of hyper-parameters with a `loss`; nothing else is known of it.
+
+On a GPU the loop records a step once and replays it, so a loss never asks the device for a value: what changes from
+step to step are tensors (`eps`, `ramp`, `state`), what is a plain Python value (`ramping`, `stage`) stays the same for
+all steps of one recording.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from citrus.attacks import Model
 from citrus.bounds import Box, interval, margin_loss, margin_rows
 from citrus.networks import Graph
 
@@ -25,7 +31,8 @@ class Batch:
     """Mean cross-entropy of the unperturbed images."""
     graph: Graph
     """The network as plain operations, BatchNorm folded with this batch's statistics; gradients reach the weights."""
-    eps: float
+    eps: Tensor | float
+    """Radius of this step: a number or a tensor without axes."""
     clip: bool
     """Perturbed images stay in [0, 1], as most single-input methods assume."""
     generator: torch.Generator | None = None
@@ -33,6 +40,24 @@ class Batch:
     """Whether the regularisers want the boxes."""
     max_boxes: int = 1 << 30
     """More boxes than this are bounded in chunks that are recomputed in the backward pass: less memory, same result."""
+    ramp: Tensor | float = 1.0
+    """eps as a share of its final value."""
+    ramping: bool = False
+    """Whether eps is still growing."""
+    stage: int = 0
+    """Where the method said it is (`Method.stage`)."""
+    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What the method keeps from step to step (`Method.initial_state`); it changes these tensors in place."""
+    half: bool = False
+    """Whether attacks run in bfloat16."""
+
+    def frozen(self) -> Model:
+        """The network as attacks see it: no gradient reaches the weights."""
+        plain = self.graph.map(Tensor.detach)
+        if not self.half:
+            return plain
+        half = plain.map(Tensor.bfloat16)
+        return lambda x: half(x.bfloat16()).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -53,8 +78,8 @@ class MethodLoss:
     boxes: Boxes | None = None
 
 
-class Method(Protocol):
-    """A training method: hyper-parameters and a loss."""
+class Method:
+    """A training method: hyper-parameters and a loss. Subclasses are frozen dataclasses."""
 
     name: ClassVar[str]
     certified: ClassVar[bool]
@@ -63,7 +88,19 @@ class Method(Protocol):
     def check(self, batch_size: int) -> None:
         """Raise CitrusError when the hyper-parameters do not fit each other or the batch."""
 
-    def loss(self, batch: Batch) -> MethodLoss: ...
+    def check_graph(self, graph: Graph) -> None:
+        """Raise CitrusError when the hyper-parameters do not fit the network."""
+
+    def initial_state(self, graph: Graph) -> dict[str, Tensor]:
+        """Tensors that the method keeps from step to step; they are part of every checkpoint."""
+        return {}
+
+    def stage(self, share: float) -> int:
+        """The stage a method that has several is in after `share` (0 to 1) of all steps."""
+        return 0
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        raise NotImplementedError
 
 
 def box_losses(
@@ -87,7 +124,7 @@ def box_losses(
         for i in range(0, len(centre), batch.max_boxes):
             chunk = slice(i, i + batch.max_boxes)
             r: Any = radius[chunk] if isinstance(radius, Tensor) and radius.dim() and len(radius) > 1 else radius
-            parts.append(checkpoint(bound, centre[chunk], r, labels[chunk], use_reentrant=False))
+            parts.append(checkpoint(bound, centre[chunk], r, labels[chunk], use_reentrant=False, preserve_rng_state=False))
         results = tuple(torch.cat(t) for t in zip(*parts, strict=True))
     lower, *tensors = results
     if not batch.keep_boxes:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from citrus.attacks import Ascent, pgd
 from citrus.errors import CitrusError
-from citrus.methods.base import Batch, MethodLoss, box_losses
+from citrus.methods.base import Batch, Method, MethodLoss, box_losses
 from citrus.methods.sabr import check_tau
 
 
@@ -30,7 +30,7 @@ def partner_index(size: int, shifts: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Citrus:
+class Citrus(Method):
     """Cross-input boxes of radius tau = tau_ratio * eps."""
 
     name: ClassVar[str] = "citrus"
@@ -61,9 +61,8 @@ class Citrus:
 
     def loss(self, batch: Batch) -> MethodLoss:
         tau = self.tau_ratio * batch.eps
-        frozen = batch.graph.map(Tensor.detach)
         delta = pgd(
-            *(frozen, batch.images, batch.labels, batch.eps - tau, self.attack),
+            *(batch.frozen(), batch.images, batch.labels, batch.eps - tau, self.attack),
             clip=batch.clip,
             generator=batch.generator,
         )

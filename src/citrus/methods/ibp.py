@@ -3,18 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from citrus.methods.base import Batch, MethodLoss, box_losses
+from citrus.methods.base import Batch, Method, MethodLoss, box_losses
 
 
 @dataclass(frozen=True)
-class IBP:
+class IBP(Method):
     """One box per image: all of its eps-neighbourhood."""
 
     name: ClassVar[str] = "ibp"
     certified: ClassVar[bool] = True
-
-    def check(self, batch_size: int) -> None:
-        pass
 
     def loss(self, batch: Batch) -> MethodLoss:
         losses, boxes = box_losses(batch, batch.images, batch.eps, batch.labels)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from citrus.attacks import Ascent, pgd
 from citrus.errors import CitrusError
-from citrus.methods.base import Batch, MethodLoss, box_losses
+from citrus.methods.base import Batch, Method, MethodLoss, box_losses
 
 
 def check_tau(tau_ratio: float) -> None:
@@ -17,7 +17,7 @@ def check_tau(tau_ratio: float) -> None:
 
 
 @dataclass(frozen=True)
-class SABR:
+class SABR(Method):
     """One small box per image: radius tau = tau_ratio * eps around the image's own adversarial example."""
 
     name: ClassVar[str] = "sabr"
@@ -36,11 +36,10 @@ class SABR:
 
     def loss(self, batch: Batch) -> MethodLoss:
         tau = self.tau_ratio * batch.eps
-        centre, radius = batch.images, torch.full_like(batch.images[:1], tau)
+        centre, radius = batch.images, torch.ones_like(batch.images[:1]) * tau
         if self.tau_ratio < 1:
-            frozen = batch.graph.map(Tensor.detach)
             delta = pgd(
-                *(frozen, batch.images, batch.labels, batch.eps, self.attack),
+                *(batch.frozen(), batch.images, batch.labels, batch.eps, self.attack),
                 clip=batch.clip,
                 generator=batch.generator,
             )
@@ -49,11 +48,11 @@ class SABR:
         return MethodLoss(losses.mean(), boxes)
 
     @staticmethod
-    def _inside(batch: Batch, centre: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    def _inside(batch: Batch, centre: Tensor, tau: Tensor | float) -> tuple[Tensor, Tensor]:
         """Centre and radius of the small box in the (clipped) eps-box; where that is narrower than 2 tau, all of it."""
         lower, upper = batch.images - batch.eps, batch.images + batch.eps
-        radius = torch.full_like(centre[:1], tau)
+        radius = torch.ones_like(centre[:1]) * tau
         if batch.clip:
             lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
-            radius = ((upper - lower) / 2).clamp(max=tau)
+            radius = ((upper - lower) / 2).clamp(max=tau)  # type: ignore[arg-type]
         return torch.minimum(torch.maximum(centre, lower + radius), upper - radius), radius

@@ -3,18 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from citrus.methods.base import Batch, MethodLoss
+from citrus.methods.base import Batch, Method, MethodLoss
 
 
 @dataclass(frozen=True)
-class Standard:
+class Standard(Method):
     """Cross-entropy on clean images; no robustness is asked for."""
 
     name: ClassVar[str] = "standard"
     certified: ClassVar[bool] = False
-
-    def check(self, batch_size: int) -> None:
-        pass
 
     def loss(self, batch: Batch) -> MethodLoss:
         return MethodLoss(batch.clean_loss)
