@@ -1,6 +1,7 @@
 """Training in small: networks, data, batches as the loop hands them to a method, and a record of bounded boxes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -80,8 +81,8 @@ class BoxSpy:
         self.asked: list[tuple[Tensor, Tensor]] = []
         interval = base.interval
 
-        def spy(graph: object, centre: Tensor, radius: Tensor | float, spec: Tensor, shrink: float) -> Bounds:
-            bounds = interval(graph, centre, radius, spec, shrink)  # type: ignore[arg-type]
+        def spy(graph: object, centre: Tensor, radius: Tensor | float, spec: Tensor, *rest: Any) -> Bounds:
+            bounds = interval(graph, centre, radius, spec, *rest)  # type: ignore[arg-type]
             self.lower.append((centre - radius).detach())
             self.upper.append((centre + radius).detach())
             self.asked.append((spec, bounds.lower.detach()))

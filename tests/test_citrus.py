@@ -15,8 +15,8 @@ import citrus.methods.base as base
 import citrus.methods.citrus as module
 from citrus.attacks import Ascent
 from citrus.methods import Batch, Citrus, CitrusSI
-from citrus.methods.citrus import partner_index
-from citrus.training.loop import regularizer
+from citrus.methods.partners import partner_index
+from citrus.training.step import regularizer
 
 TAU_RATIO = 0.4
 
@@ -102,7 +102,8 @@ def test_same_input_boxes_enter_with_weight_1_over_m(
     monkeypatch.setattr(Citrus, "draw_shifts", lambda self, batch: shifts)
     loss = method.loss(batch).loss
     delta = found[0][0]
-    cross = Citrus(tau_ratio=TAU_RATIO, group_size=3, partners=partners).cross_loss(batch, delta, shifts).loss
+    plain = Citrus(tau_ratio=TAU_RATIO, group_size=3, partners=partners)
+    cross = plain.cross_loss(batch, delta, *plain.lenders(batch, shifts)).loss
     own = own_boxes(network, batch, delta) / 6
     torch.testing.assert_close(loss, cross * 2 / 3 + own / 3, rtol=1e-10, atol=1e-10)
     if not partners:
@@ -123,7 +124,7 @@ def test_the_mean_over_all_draws_is_the_exact_sum(kind: type[Citrus], size: int,
     delta = (2 * random(2 * size, *SHAPE, seed=5) - 1) * (1 - TAU_RATIO) * EPS
     method = kind(tau_ratio=TAU_RATIO, group_size=size, partners=partners)
     draws = [
-        method.cross_loss(batch, delta, torch.tensor([shifts, shifts])).loss
+        method.cross_loss(batch, delta, *method.lenders(batch, torch.tensor([shifts, shifts]))).loss
         for shifts in combinations(range(1, size), partners)
     ]
     mean = torch.stack(draws).mean()
@@ -220,7 +221,7 @@ def test_chunks_change_neither_loss_nor_gradient(kind: type[Citrus], clip: bool,
         batch = make_batch(traced, 6, clip)
         result = method.loss(replace(batch, max_boxes=limit))
         assert result.boxes is not None
-        return result.loss, regularizer(result.boxes, STD)
+        return result.loss, regularizer(result.boxes, torch.tensor(STD))
 
     whole, pieces = parts(1 << 30), parts(max_boxes)
     for a, b in zip(whole, pieces, strict=True):

@@ -76,6 +76,6 @@ def test_eps_factor_scales_the_training_radius() -> None:
 
 def test_the_learning_rate_falls_at_the_start_of_each_milestone() -> None:
     config = replace(CONFIG, lr=1e-3, milestones=(2, 5), lr_factor=0.1)
-    rates = [lr_at(config, epoch) for epoch in range(7)]
+    rates = [lr_at(config, 4 * epoch, 4) for epoch in range(7)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-4, 1e-5, 1e-5], rel=1e-12)
-    assert lr_at(CONFIG, 9) == CONFIG.lr
+    assert lr_at(CONFIG, 39, 4) == CONFIG.lr

@@ -10,14 +10,15 @@ from steps import TINY_STD, tiny_splits
 from steps import one_thread as one_thread
 from torch import Tensor, nn
 
-import citrus.training.loop as loop
+import citrus.training.step as step_module
 from citrus.attacks import Ascent
 from citrus.bounds import Box
 from citrus.methods import IBP, SABR, AnyMethod, Boxes, Citrus, Standard
 from citrus.networks import build
 from citrus.training import TrainConfig, Trainer
-from citrus.training.loop import make_network, regularizer
+from citrus.training.loop import make_network
 from citrus.training.shi import balance, initialize, tightness
+from citrus.training.step import regularizer
 
 FEW_STEPS = Ascent(steps=1)
 CONFIG = TrainConfig(data="tiny", network="mlp", method=IBP(), eps=0.1, epochs=4, batch_size=6)
@@ -216,13 +217,13 @@ def test_the_input_radius_is_that_of_the_bounded_boxes_after_normalisation(
     method: AnyMethod, share: float, normalize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    real = loop.tightness
+    real = step_module.tightness
 
     def spy(input_radius: Tensor, boxes: tuple[Box, ...]) -> Tensor:
         seen.append(input_radius.item())
         return real(input_radius, boxes)
 
-    monkeypatch.setattr(loop, "tightness", spy)
+    monkeypatch.setattr(step_module, "tightness", spy)
     config = replace(CONFIG, method=method, epochs=5, warmup_epochs=1, ramp_epochs=4, normalize=normalize)
     eps = [row["eps"] for row in rows(config)]
     scale = np.mean([1 / s for s in TINY_STD]) if normalize else 1.0
@@ -233,4 +234,5 @@ def test_both_terms_are_added() -> None:
     boxes = (random_box(1, 0.5, 1.0), random_box(2, -0.4, 0.1))
     radius = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     expected = slow_tightness((0.1 / 0.2 + 0.2 / 0.4 + 0.3 / 0.5) / 3, boxes) + slow_balance(boxes)
-    assert regularizer(Boxes(boxes, radius), TINY_STD).item() == pytest.approx(expected, rel=1e-9)
+    std = torch.tensor(TINY_STD, dtype=torch.float64)
+    assert regularizer(Boxes(boxes, radius), std).item() == pytest.approx(expected, rel=1e-9)

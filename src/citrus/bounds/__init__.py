@@ -6,6 +6,7 @@ from citrus.bounds.alpha import alpha as alpha
 from citrus.bounds.interval import Bounds as Bounds
 from citrus.bounds.interval import Box as Box
 from citrus.bounds.interval import interval as interval
+from citrus.bounds.interval import relu_box as relu_box
 from citrus.bounds.linear import LinearBounds as LinearBounds
 from citrus.bounds.linear import LinearSettings as LinearSettings
 from citrus.bounds.linear import crown as crown

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
+from citrus.networks.compiled import compilable
 from citrus.networks.operations import Add, Graph, Linear, Operation, Relu
 
 
@@ -41,13 +42,19 @@ class Bounds:
 
 
 def interval(
-    graph: Graph, centre: Tensor, radius: Tensor | float, spec: Tensor | None = None, shrink: float = 1.0
+    graph: Graph,
+    centre: Tensor,
+    radius: Tensor | float,
+    spec: Tensor | None = None,
+    shrink: float = 1.0,
+    keep_boxes: bool = True,
 ) -> Bounds:
     """Bound spec @ network(x) for all x with |x - centre| <= radius, pixel by pixel.
 
     `spec` is (batch, rows, classes); None means the class scores themselves. It is multiplied into the last linear
     layer (last-layer elision), so that correlated scores cancel. `shrink` < 1 multiplies the upper bound of every
     ReLU that may be on or off: SABR trains so at small eps. The result is then no bound, so only training uses it.
+    Without `keep_boxes` the boxes that entered the ReLUs are left out of the answer.
     """
     if isinstance(radius, float | int):
         if not radius >= 0:
@@ -58,6 +65,13 @@ def interval(
     if tuple(centre.shape[1:]) != tuple(graph.input_shape):
         raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
     radius = torch.where(radius >= 0, radius, torch.nan)  # no host waits for the answer: a negative radius fails closed
+    return _propagate(graph, centre, radius, spec, shrink, keep_boxes)
+
+
+@compilable
+def _propagate(
+    graph: Graph, centre: Tensor, radius: Tensor, spec: Tensor | None, shrink: float, keep_boxes: bool
+) -> Bounds:
     *nodes, last = graph.nodes
     # A radius shared by all images stays one row until the first ReLU: the first layer then bounds it only once.
     rows = len(radius) if radius.dim() == centre.dim() else 1
@@ -71,20 +85,20 @@ def interval(
     else:
         output = _through(last.op, boxes, shrink, entering)
         output = output if spec is None else _rows(spec, output)
-    return Bounds(output.lower, output.upper, tuple(entering))
+    return Bounds(output.lower, output.upper, tuple(entering) if keep_boxes else ())
 
 
 def _through(op: Operation, boxes: list[Box], shrink: float, entering: list[Box]) -> Box:
     """The box that contains all results of one operation."""
     if isinstance(op, Relu):
         entering.append(boxes[0])
-        return _relu(boxes[0], shrink)
+        return relu_box(boxes[0], shrink)
     if isinstance(op, Add):
         return Box(boxes[0].centre + boxes[1].centre, boxes[0].radius + boxes[1].radius)
     return Box(op(boxes[0].centre), op.magnitude(boxes[0].radius))
 
 
-def _relu(box: Box, shrink: float) -> Box:
+def relu_box(box: Box, shrink: float = 1.0) -> Box:
     """relu of a box without the cancellation of upper - lower: r' = min(relu((c + r) / 2), r), c' = max(c, r')."""
     half = ((box.centre + box.radius) / 2).relu()
     radius = torch.minimum(half, box.radius)

@@ -1,17 +1,22 @@
 """Bounds are computed in true float32: TF32 keeps 10 bits of a product, which is enough to train and not to prove."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 
 @contextmanager
-def true_float32() -> Iterator[None]:
-    """Switch TF32 off for convolutions and matrix products on the GPU; nothing changes on the CPU."""
+def tf32(on: bool) -> Iterator[None]:
+    """Switch TF32 on or off for convolutions and matrix products on the GPU; nothing changes on the CPU."""
     convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = on
     try:
         yield
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+
+
+def true_float32() -> AbstractContextManager[None]:
+    """What every proof is computed in."""
+    return tf32(False)

@@ -10,14 +10,14 @@ all steps of one recording.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from citrus.attacks import Model
-from citrus.bounds import Box, interval, margin_loss, margin_rows
+from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows
 from citrus.networks import Graph
 
 
@@ -50,6 +50,18 @@ class Batch:
     """What the method keeps from step to step (`Method.initial_state`); it changes these tensors in place."""
     half: bool = False
     """Whether attacks run in bfloat16."""
+
+    def clipped(self, images: Tensor) -> Tensor:
+        """Perturbed images, kept in [0, 1] where the run asks for it."""
+        return images.clamp(0, 1) if self.clip else images
+
+    def box(self, centre: Tensor, radius: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Centre and radius of boxes, cut to [0, 1] where the run asks for it; a radius that all share is one row."""
+        radius = torch.ones_like(centre[:1]) * radius
+        if not self.clip:
+            return centre, radius
+        lower, upper = (centre - radius).clamp(0, 1), (centre + radius).clamp(0, 1)
+        return (upper + lower) / 2, (upper - lower) / 2
 
     def frozen(self) -> Model:
         """The network as attacks see it: no gradient reaches the weights."""
@@ -107,28 +119,36 @@ def box_losses(
     batch: Batch, centre: Tensor, radius: Tensor | float, labels: Tensor, shrink: float = 1.0
 ) -> tuple[Tensor, Boxes | None]:
     """The IBP loss (CITRUS paper, eq. 2) of each box, (boxes,), and what the regularisers want to know."""
+    lower, boxes = box_margins(batch, centre, radius, labels, shrink)
+    return margin_loss(lower), boxes
+
+
+def box_margins(
+    batch: Batch, centre: Tensor, radius: Tensor | float, labels: Tensor, shrink: float = 1.0
+) -> tuple[Tensor, Boxes | None]:
+    """Lower bounds on the margins in each box, (boxes, classes - 1), and what the regularisers want to know."""
+    centre, radius = batch.box(centre, radius)
+    bounds = box_bounds(batch, centre, radius, labels, shrink)
+    return bounds.lower, Boxes(bounds.pre_activations, radius.mean((0, 2, 3))) if batch.keep_boxes else None
+
+
+def box_bounds(batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shrink: float = 1.0) -> Bounds:
+    """Interval bounds on the margins in each box as `Batch.box` makes them, (boxes, classes - 1)."""
     classes = batch.graph.classes
 
-    def bound(c: Tensor, r: Tensor | float, y: Tensor) -> tuple[Tensor, ...]:
-        bounds = interval(batch.graph, c, r, margin_rows(y, classes, c.dtype), shrink)
-        kept = bounds.pre_activations if batch.keep_boxes else ()
-        return bounds.lower, *(t for box in kept for t in (box.centre, box.radius.expand_as(box.centre)))
+    def bound(c: Tensor, r: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        bounds = interval(batch.graph, c, r, margin_rows(y, classes, c.dtype), shrink, batch.keep_boxes)
+        kept = bounds.pre_activations
+        return bounds.lower, bounds.upper, *(t for b in kept for t in (b.centre, b.radius.expand_as(b.centre)))
 
-    if batch.clip:
-        lower, upper = (centre - radius).clamp(0, 1), (centre + radius).clamp(0, 1)
-        centre, radius = (upper + lower) / 2, (upper - lower) / 2
     if len(centre) <= batch.max_boxes:
         results = bound(centre, radius, labels)
     else:
         parts: list[tuple[Tensor, ...]] = []
         for i in range(0, len(centre), batch.max_boxes):
             chunk = slice(i, i + batch.max_boxes)
-            r: Any = radius[chunk] if isinstance(radius, Tensor) and radius.dim() and len(radius) > 1 else radius
-            parts.append(checkpoint(bound, centre[chunk], r, labels[chunk], use_reentrant=False, preserve_rng_state=False))
+            arguments = (centre[chunk], radius[chunk] if len(radius) > 1 else radius, labels[chunk])
+            parts.append(checkpoint(bound, *arguments, use_reentrant=False, preserve_rng_state=False))
         results = tuple(torch.cat(t) for t in zip(*parts, strict=True))
-    lower, *tensors = results
-    if not batch.keep_boxes:
-        return margin_loss(lower), None
-    pre_activations = tuple(Box(c, r) for c, r in zip(tensors[::2], tensors[1::2], strict=True))
-    mean_radius = torch.as_tensor(radius, dtype=centre.dtype, device=centre.device).expand_as(centre).mean((0, 2, 3))
-    return margin_loss(lower), Boxes(pre_activations, mean_radius)
+    lower, upper, *tensors = results
+    return Bounds(lower, upper, tuple(Box(c, r) for c, r in zip(tensors[::2], tensors[1::2], strict=True)))

@@ -16,6 +16,11 @@ def check_tau(tau_ratio: float) -> None:
         raise CitrusError(f"tau must lie between 0 and eps, so tau_ratio = tau/eps in [0, 1], got {tau_ratio}.")
 
 
+def check_shrink(shrink: float) -> None:
+    if not 0 < shrink <= 1:
+        raise CitrusError(f"shrink must lie in (0, 1], got {shrink}.")
+
+
 @dataclass(frozen=True)
 class SABR(Method):
     """One small box per image: radius tau = tau_ratio * eps around the image's own adversarial example."""
@@ -31,21 +36,24 @@ class SABR(Method):
 
     def check(self, batch_size: int) -> None:
         check_tau(self.tau_ratio)
-        if not 0 < self.shrink <= 1:
-            raise CitrusError(f"shrink must lie in (0, 1], got {self.shrink}.")
+        check_shrink(self.shrink)
 
     def loss(self, batch: Batch) -> MethodLoss:
-        tau = self.tau_ratio * batch.eps
-        centre, radius = batch.images, torch.ones_like(batch.images[:1]) * tau
-        if self.tau_ratio < 1:
-            delta = pgd(
-                *(batch.frozen(), batch.images, batch.labels, batch.eps, self.attack),
-                clip=batch.clip,
-                generator=batch.generator,
-            )
-            centre, radius = self._inside(batch, batch.images + delta, tau)
+        centre, radius = self.small_box(batch)
         losses, boxes = box_losses(batch, centre, radius, batch.labels, self.shrink)
         return MethodLoss(losses.mean(), boxes)
+
+    def small_box(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Centre and radius of the box around each image's adversarial example."""
+        tau = self.tau_ratio * batch.eps
+        if self.tau_ratio == 1:
+            return batch.images, torch.ones_like(batch.images[:1]) * tau
+        delta = pgd(
+            *(batch.frozen(), batch.images, batch.labels, batch.eps, self.attack),
+            clip=batch.clip,
+            generator=batch.generator,
+        )
+        return self._inside(batch, batch.images + delta, tau)
 
     @staticmethod
     def _inside(batch: Batch, centre: Tensor, tau: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -54,5 +62,5 @@ class SABR(Method):
         radius = torch.ones_like(centre[:1]) * tau
         if batch.clip:
             lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
-            radius = ((upper - lower) / 2).clamp(max=tau)  # type: ignore[arg-type]
+            radius = ((upper - lower) / 2).clamp(max=tau)
         return torch.minimum(torch.maximum(centre, lower + radius), upper - radius), radius

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from citrus.networks.compiled import compilable
+
 Corner = tuple[int, int]
 """Row and column of a window's first pixel; (0, 0) for vectors."""
 
@@ -197,6 +199,7 @@ class Graph:
     nodes: tuple[Node, ...]
     input_shape: tuple[int, ...]
 
+    @compilable
     def __call__(self, x: Tensor) -> Tensor:
         values = [x]
         for node in self.nodes:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from citrus.errors import CitrusError
+from citrus.networks.compiled import compilable
 
 SUPPORTED = (
     "Conv2d, Linear, BatchNorm1d, BatchNorm2d, ReLU, Flatten, AvgPool2d, Normalize (citrus.networks), Identity, "
@@ -69,6 +70,7 @@ class Trace:
     steps: tuple[Step, ...]
     input_shape: tuple[int, ...]
 
+    @compilable
     def forward_with_statistics(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Run with batch statistics, as in training, and return them with their gradients attached."""
         values, statistics = [x], Statistics()

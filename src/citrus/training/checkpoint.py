@@ -15,4 +15,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     for name, tensor in tensors.items():
         i, key = name.split(".")
         state.setdefault(int(i), {})[key] = tensor
+    rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate  # torch would put a copy in the place of a tensor that others write to

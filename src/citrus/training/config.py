@@ -34,6 +34,8 @@ class TrainConfig:
     """Images per step. For CITRUS a multiple of the group size."""
     lr: float = 5e-4
     """Learning rate of Adam."""
+    lr_schedule: Literal["steps", "cosine", "one-cycle"] = "steps"
+    """steps: lower at milestones. cosine: full until eps is, then down to 0. one-cycle: up for a fifth, then down."""
     milestones: tuple[int, ...] = ()
     """Epochs, counted from 0, at whose start the learning rate is multiplied by lr_factor."""
     lr_factor: float = 0.2
@@ -64,6 +66,12 @@ class TrainConfig:
     """Flips and crops, where the data set has them."""
     normalize: bool = True
     """Normalise pixels with the data set's mean and standard deviation in the network's first layer."""
+    precision: Literal["float32", "tf32", "half"] = "tf32"
+    """Of training on a GPU: TF32 convolutions, or those and attacks in bfloat16. Certification never uses either."""
+    compile: bool = False
+    """Fuse kernels with torch.compile: a minute of waiting, then faster steps of large networks on a GPU."""
+    validate_every: int = 1
+    """Epochs between two looks at the validation images."""
     seed: int = 0
     memory_gb: float = 2.0
     """Memory for interval bounds; beyond it boxes are recomputed in the backward pass instead of kept."""
@@ -100,7 +108,7 @@ class TrainConfig:
 
 
 LEAST = {
-    **dict.fromkeys(("epochs", "batch_size", "average_every", "group_size"), 1),
+    **dict.fromkeys(("epochs", "batch_size", "average_every", "group_size", "validate_every"), 1),
     **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer", "average_from"), 0),
     **dict.fromkeys(("validation", "seed", "test_images"), 0),
 }

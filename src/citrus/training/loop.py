@@ -1,4 +1,4 @@
-"""The one training loop. It knows schedules, statistics and optimisation; what robustness means is the method's word.
+"""The one training loop: it knows order, schedules and what to keep; what a step does is `training/step.py`.
 
 trainer = Trainer(config, splits)
 for row in trainer.epochs():
@@ -13,24 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from citrus.data import Dataset, DatasetInfo, Splits, as_float
-from citrus.data.augment import flip_and_crop, shuffle
+from citrus.data import Dataset, Splits, as_float
+from citrus.data.augment import shuffle
 from citrus.errors import CitrusError
-from citrus.methods import Batch, Boxes, box_losses
-from citrus.networks import Statistics, build, fold, trace
+from citrus.networks import build
+from citrus.training.capture import Glance, Recorded
 from citrus.training.checkpoint import flatten_optimizer, restore_optimizer
 from citrus.training.config import TrainConfig
 from citrus.training.evaluation import clean_accuracy, ibp_accuracy
-from citrus.training.randomness import stream
-from citrus.training.schedule import eps_at, lr_at
-from citrus.training.shi import balance, initialize, tightness
-from citrus.training.statistics import estimate_statistics, update_running
-
-SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
-BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
+from citrus.training.randomness import seed_of, stream
+from citrus.training.schedule import Moment, moment
+from citrus.training.shi import initialize
+from citrus.training.statistics import estimate_statistics
+from citrus.training.step import SUMS, Step, normalisation
 
 
 @dataclass(frozen=True)
@@ -56,20 +53,17 @@ class Trainer:
         self.device = torch.device(device)
         self.data: Dataset = splits.train.to(self.device)
         self.validation: Dataset = splits.validation.to(self.device)
-        self.info = splits.info
         if config.batch_size > len(self.data):
             raise CitrusError(f"batch_size {config.batch_size} is larger than the {len(self.data)} training images.")
         self.steps_per_epoch = len(self.data) // config.batch_size
         self.steps = self.steps_per_epoch * config.epochs
         self.network = make_network(config, splits).to(self.device)
-        self.trace = trace(self.network, self.info.shape)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr)
+        self.inner = Step(config, self.network, self.data, splits.info)
+        self.run_step = Recorded(self.inner, self.inner.generator)
+        self.glance = Glance(self.inner.sums)
         self.step = 0
-        self.sums: dict[str, Tensor] = {}
         self.average: dict[str, Tensor] = {}
         self.averaged = 0
-        neurons = sum(torch.Size(s.shape).numel() for s in self.trace.steps if isinstance(s.layer, nn.ReLU))
-        self.max_boxes = max(1, int(config.memory_gb * 2**30 / (neurons * BYTES_PER_NEURON)))
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -79,75 +73,58 @@ class Trainer:
             epoch, done = divmod(self.step, self.steps_per_epoch)
             started, first = time.perf_counter(), done
             order = shuffle(len(self.data), stream(self.config.seed, "shuffle", epoch)).to(self.device)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr_at(self.config, epoch)
+            moments = [self._moment(epoch * self.steps_per_epoch + i) for i in range(self.steps_per_epoch)]
+            rows = [Step.numbers(epoch * self.steps_per_epoch + i, now) for i, now in enumerate(moments)]
+            numbers = torch.tensor(rows, dtype=torch.float64).to(self.device)
             while done < self.steps_per_epoch:
-                index = order[done * self.config.batch_size : (done + 1) * self.config.batch_size]
-                self._train_step(index)
+                self.inner.index.copy_(order[done * self.config.batch_size : (done + 1) * self.config.batch_size])
+                self.inner.scalars.copy_(numbers[done])
+                self._train_step(moments[done])
                 done += 1
-                progress = self._progress(epoch, done)
+                progress = Progress(self.step, self.steps, epoch, moments[done - 1].eps, self.glance()[0] / done)
                 if done < self.steps_per_epoch and on_step:
                     on_step(progress)
-            yield self._epoch_row(epoch, time.perf_counter() - started, done - first)
+            yield self._epoch_row(epoch, moments, started, done - first)
             if on_step:
                 on_step(progress)
 
-    def _train_step(self, index: Tensor) -> None:
-        eps = eps_at(self.config, self.step, self.steps_per_epoch)
-        generator = stream(self.config.seed, "step", self.step, self.device)
-        images = self.data.images[index]
-        if self.config.augment and (self.info.flip or self.info.pad):
-            images = flip_and_crop(images, self.info.pad, self.info.flip, generator)
-        images, labels = as_float(images), self.data.labels[index]
-        logits, statistics = self.trace.forward_with_statistics(images)
-        parts = self._loss(images, labels, logits, statistics, eps, generator)
-        if not torch.isfinite(parts["loss"]):
-            raise CitrusError(
-                f"The loss became {parts['loss'].item()} at step {self.step} (eps {eps:g}); the last checkpoint is "
-                "kept. Try a smaller lr, a longer ramp or clip_norm 10."
-            )
-        self.optimizer.zero_grad(set_to_none=True)
-        parts["loss"].backward()
-        if self.config.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        update_running(self.trace, statistics, len(images))
+    def _moment(self, step: int) -> Moment:
+        return moment(self.config, step, self.steps_per_epoch)
+
+    def _train_step(self, now: Moment) -> None:
+        while True:
+            self.inner.generator.manual_seed(seed_of(self.config.seed, "step", self.step))
+            try:
+                self.run_step(now.phase)
+                break
+            except torch.OutOfMemoryError as error:
+                self._use_less_memory(error)
+        if self.device.type == "cpu":
+            self.check_finite()
         self.step += 1
         self._update_average()
-        parts["accuracy"] = (logits.argmax(1) == labels).float().mean()
-        for name, value in parts.items():
-            self.sums[name] = self.sums.get(name, torch.zeros((), device=self.device)) + value.detach()
 
-    def _loss(
-        self, images: Tensor, labels: Tensor, logits: Tensor, statistics: Statistics, eps: float, g: torch.Generator
-    ) -> dict[str, Tensor]:
-        """All parts of the loss; "loss" is what is minimised."""
-        config = self.config
-        clean = F.cross_entropy(logits, labels)
-        weight = self._regularizer_weight(eps)
-        robust, boxes = clean, None
-        if eps > 0 or weight > 0:
-            graph = fold(self.trace, statistics)
-            batch = Batch(images, labels, clean, graph, eps, config.clip, g, weight > 0, self.max_boxes)
-            if eps > 0:
-                result = config.method.loss(batch)
-                robust, boxes = result.loss, result.boxes
-            else:
-                boxes = box_losses(batch, images, SMALL_EPS, labels)[1]
-        parts = {"clean_loss": clean, "robust_loss": robust}
-        total = config.clean_weight * clean + (1 - config.clean_weight) * robust
-        if boxes:
-            parts["regularizer"] = regularizer(boxes, normalisation(config, self.info)[1])
-            total = total + weight * parts["regularizer"]
-        if config.l1:
-            weights = [m.weight for m in self.network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-            total = total + config.l1 * torch.stack([w.abs().sum() for w in weights]).sum()
-        return {"loss": total, **parts}
+    def _use_less_memory(self, error: Exception) -> None:
+        """Bound fewer boxes at a time, the same result in more pieces; the step that failed has changed nothing yet."""
+        boxes = min(self.inner.max_boxes, 2 * self.config.batch_size) // 2
+        if boxes < 1:
+            raise CitrusError(
+                f"The GPU's memory does not suffice for batch_size {self.config.batch_size}: make it smaller, or look "
+                "with nvidia-smi whether another process holds the memory."
+            ) from error
+        self.inner.max_boxes = boxes
+        self.run_step.forget()
+        self.inner.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
 
-    def _regularizer_weight(self, eps: float) -> float:
-        if not self.config.method.certified or not self.config.train_eps:
-            return 0.0
-        return self.config.regularizer * (1 - eps / self.config.train_eps)
+    def check_finite(self) -> None:
+        """Stop a run whose loss is no number any more. The loop asks after each epoch and before each checkpoint."""
+        step = self.inner.first_bad.item()
+        if step < float("inf"):
+            raise CitrusError(
+                f"The loss became infinite or NaN at step {step:.0f} (eps {self._moment(int(step)).eps:g}); the last "
+                "checkpoint is kept. Try a smaller lr, a longer ramp or clip_norm 10."
+            )
 
     def _update_average(self) -> None:
         config = self.config
@@ -155,21 +132,19 @@ class Trainer:
         if config.average_from and due:
             self.averaged += 1
             for name, p in self.network.named_parameters():
-                mean = self.average.setdefault(name, torch.zeros_like(p.detach()))
-                mean.add_((p.detach() - mean) / self.averaged)
+                self.average.setdefault(name, torch.zeros_like(p.detach())).lerp_(p.detach(), 1 / self.averaged)
 
     # ------------------------------------------------------------------------------------------- after an epoch
 
-    def _progress(self, epoch: int, done: int) -> Progress:
-        eps = eps_at(self.config, self.step - 1, self.steps_per_epoch)
-        return Progress(self.step, self.steps, epoch, eps, self.sums["loss"].item() / done)
-
-    def _epoch_row(self, epoch: int, seconds: float, steps: int) -> dict[str, Any]:
-        row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": lr_at(self.config, epoch)}
-        row["eps"] = eps_at(self.config, self.step - 1, self.steps_per_epoch)
-        row |= {name: value.item() / self.steps_per_epoch for name, value in self.sums.items()}
-        self.sums = {}
-        if len(self.validation):
+    def _epoch_row(self, epoch: int, moments: list[Moment], started: float, steps: int) -> dict[str, Any]:
+        self.check_finite()
+        row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": moments[-1].lr, "eps": moments[-1].eps}
+        row |= dict(zip(SUMS, (self.inner.sums / self.steps_per_epoch).tolist(), strict=True))
+        self.inner.sums.zero_()
+        if not moments[0].phase.regularized:
+            del row["regularizer"]
+        seconds = time.perf_counter() - started
+        if len(self.validation) and ((epoch + 1) % self.config.validate_every == 0 or self.step == self.steps):
             self.network.eval()
             images, labels = as_float(self.validation.images), self.validation.labels
             row["validation_clean"] = clean_accuracy(self.network, images, labels)
@@ -192,11 +167,12 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers from which `restore` continues as if nothing had happened."""
-        tensors = {f"network.{k}": v for k, v in self.network.state_dict().items()}
-        tensors |= {f"optimizer.{k}": v for k, v in flatten_optimizer(self.optimizer).items()}
-        tensors |= {f"average.{k}": v for k, v in self.average.items()}
-        tensors |= {f"sums.{k}": v for k, v in self.sums.items()}
-        return tensors, {"step": self.step, "averaged": self.averaged}
+        self.check_finite()
+        tensors = {f"network.{k}": v.contiguous() for k, v in self.network.state_dict().items()}
+        tensors |= {f"optimizer.{k}": v.contiguous() for k, v in flatten_optimizer(self.inner.optimizer).items()}
+        tensors |= {f"average.{k}": v.contiguous() for k, v in self.average.items()}
+        tensors |= {f"method.{k}": v for k, v in self.inner.method_state.items()}
+        return tensors | {"sums": self.inner.sums}, {"step": self.step, "averaged": self.averaged}
 
     def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         def part(prefix: str) -> dict[str, Tensor]:
@@ -204,12 +180,14 @@ class Trainer:
 
         try:
             self.network.load_state_dict(part("network."))
-            restore_optimizer(self.optimizer, part("optimizer."))
+            restore_optimizer(self.inner.optimizer, part("optimizer."))
             self.step, self.averaged = int(header["step"]), int(header["averaged"])
+            self.inner.sums.copy_(tensors["sums"])
+            for name, value in self.inner.method_state.items():
+                value.copy_(tensors[f"method.{name}"])
         except (RuntimeError, KeyError, ValueError) as error:
             raise CitrusError(f"The checkpoint does not belong to this configuration: {error}") from error
         self.average = {k: v.to(self.device) for k, v in part("average.").items()}
-        self.sums = {k: v.to(self.device) for k, v in part("sums.").items()}
 
 
 def make_network(config: TrainConfig, splits: Splits) -> nn.Module:
@@ -221,14 +199,3 @@ def make_network(config: TrainConfig, splits: Splits) -> nn.Module:
     if config.init == "shi":
         initialize(network, stream(config.seed, "init"))
     return network.train()
-
-
-def normalisation(config: TrainConfig, info: DatasetInfo) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of the network's first layer."""
-    return (info.mean, info.std) if config.normalize else ((0.0,) * info.shape[0], (1.0,) * info.shape[0])
-
-
-def regularizer(boxes: Boxes, std: tuple[float, ...]) -> Tensor:
-    """Both Shi terms; the input's radius is taken after normalisation."""
-    radius = (boxes.input_radius / boxes.input_radius.new_tensor(std)).mean()
-    return tightness(radius, boxes.pre_activations) + balance(boxes.pre_activations)

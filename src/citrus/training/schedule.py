@@ -1,6 +1,44 @@
-"""Schedules: how eps grows and the learning rate falls."""
+"""Schedules: how eps grows and the learning rate falls, and which kind of step that makes."""
+
+import math
+from dataclasses import dataclass
 
 from citrus.training.config import TrainConfig
+
+RISE = 0.2  # share of a one-cycle schedule in which the learning rate rises
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What kind of step it is: all that no number on the device can change. Each kind is recorded once on a GPU."""
+
+    robust: bool
+    """eps > 0: the method is asked."""
+    regularized: bool
+    ramping: bool
+    stage: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Everything that a schedule says about one step."""
+
+    phase: Phase
+    eps: float
+    ramp: float
+    """eps as a share of its final value."""
+    regularizer: float
+    lr: float
+
+
+def moment(config: TrainConfig, step: int, steps_per_epoch: int) -> Moment:
+    """Where a run stands at a step, counted from 0."""
+    eps = eps_at(config, step, steps_per_epoch)
+    ramp = eps / config.train_eps if config.train_eps else 1.0
+    weight = config.regularizer * (1 - ramp) if config.method.certified and config.train_eps else 0.0
+    stage = config.method.stage(step / (config.epochs * steps_per_epoch))
+    phase = Phase(eps > 0, weight > 0, ramp < 1, stage)
+    return Moment(phase, eps, ramp, weight, lr_at(config, step, steps_per_epoch))
 
 
 def smooth_ramp(step: int, first: int, last: int, top: float) -> float:
@@ -31,6 +69,17 @@ def eps_at(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
     return smooth_ramp(step + 1, first, last, config.train_eps) if step >= first else 0.0
 
 
-def lr_at(config: TrainConfig, epoch: int) -> float:
-    """Learning rate of an epoch, counted from 0."""
-    return config.lr * config.lr_factor ** sum(epoch >= m for m in config.milestones)
+def lr_at(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
+    """Learning rate of a step, counted from 0."""
+    if config.lr_schedule == "steps":
+        return config.lr * config.lr_factor ** sum(step // steps_per_epoch >= m for m in config.milestones)
+    steps = config.epochs * steps_per_epoch
+    if config.lr_schedule == "one-cycle":
+        rise = RISE * steps
+        return config.lr * ((step + 1) / rise if step + 1 < rise else _half_cosine((step - rise) / (steps - rise)))
+    full = (config.warmup_epochs + config.ramp_epochs) * steps_per_epoch
+    return config.lr * (1.0 if step < full else _half_cosine((step - full) / (steps - full)))
+
+
+def _half_cosine(share: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * max(share, 0.0)))

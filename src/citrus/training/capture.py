@@ -1,0 +1,79 @@
+"""Steps recorded as CUDA graphs: the GPU runs a whole step from one launch instead of waiting for hundreds.
+
+step = Recorded(function, generator)     # function(kind) reads and writes the same tensors every time
+step(kind)                               # the first calls of a kind run as they are, then it is recorded and replayed
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UP = 3  # ordinary calls before a recording: libraries choose their kernels, compilers finish
+
+
+class Recorded:
+    """A function of a kind that is recorded once per kind. Without CUDA it is just called."""
+
+    def __init__(self, function: Callable[[Any], None], generator: torch.Generator) -> None:
+        self.function = function
+        self.generator = generator
+        self.recordings: dict[Hashable, Any] = {}
+        self.calls: Counter[Hashable] = Counter()
+        self.stream: Any = torch.cuda.Stream(generator.device) if generator.device.type == "cuda" else None
+        self.pool: Any = None
+
+    def __call__(self, kind: Hashable) -> None:
+        if self.stream is None:
+            self.function(kind)
+        elif kind in self.recordings or self.calls[kind] >= WARM_UP:
+            if kind not in self.recordings:
+                self.recordings[kind] = self._record(kind)
+            self.recordings[kind].replay()
+        else:
+            self.calls[kind] += 1
+            self._beside(kind)
+
+    def forget(self) -> None:
+        """Drop all recordings, so that the next calls run as they are and record anew."""
+        self.recordings, self.calls, self.pool = {}, Counter(), None
+
+    def _beside(self, kind: Hashable) -> None:
+        """Run on a stream of its own, as a recording wants it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.function(kind)
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _record(self, kind: Hashable) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            self.function(kind)
+        self.pool = graph.pool()
+        return graph
+
+
+class Glance:
+    """Reads a few device values without waiting for the device: what it shows may be some steps old."""
+
+    def __init__(self, source: Tensor) -> None:
+        self.source = source
+        self.values = source.tolist()
+        self.arriving: tuple[Tensor, Any] | None = None
+
+    def __call__(self) -> list[float]:
+        if self.source.device.type != "cuda":
+            return list(self.source.tolist())
+        if self.arriving and self.arriving[1].query():
+            self.values = self.arriving[0].tolist()
+            self.arriving = None
+        if not self.arriving:
+            copy = torch.empty(self.source.shape, dtype=self.source.dtype, pin_memory=True)
+            copy.copy_(self.source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self.arriving = copy, event
+        return list(self.values)

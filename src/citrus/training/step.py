@@ -1,0 +1,131 @@
+"""One training step as the device sees it: from picking images to the optimiser, without ever waiting for an answer.
+
+Everything that changes from step to step lies in tensors of fixed place (`index`, `scalars`, the generator's seed), so
+that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from citrus.bounds.precision import tf32
+from citrus.data import Dataset, DatasetInfo, as_float
+from citrus.data.augment import flip_and_crop
+from citrus.methods import Batch, Boxes, box_losses
+from citrus.networks import Statistics, fold, trace
+from citrus.networks.compiled import compiling
+from citrus.training.config import TrainConfig
+from citrus.training.schedule import Moment, Phase
+from citrus.training.shi import balance, tightness
+from citrus.training.statistics import update_running
+
+SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
+BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
+SUMS = ("loss", "clean_loss", "robust_loss", "regularizer", "accuracy")
+
+
+class Step:
+    """A network, its optimiser and the place of every number they need."""
+
+    def __init__(self, config: TrainConfig, network: nn.Module, data: Dataset, info: DatasetInfo) -> None:
+        self.config, self.network, self.data, self.info = config, network, data, info
+        device = data.images.device
+        if device.type == "cuda":
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.trace = trace(network, info.shape)
+        self.lr = torch.tensor(config.lr, device=device)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=self.lr, fused=True)
+        plain = fold(self.trace)
+        config.method.check_graph(plain)
+        self.method_state = {k: v.to(device) for k, v in config.method.initial_state(plain).items()}
+        self.index = torch.zeros(config.batch_size, dtype=torch.long, device=device)
+        self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
+        self.generator = torch.Generator(device)
+        self.std = torch.tensor(normalisation(config, info)[1], device=device)
+        self.sums = torch.zeros(len(SUMS), device=device)
+        self.first_bad = torch.full((), torch.inf, dtype=torch.float64, device=device)
+        """The first step whose loss was not finite."""
+        neurons = sum(torch.Size(s.shape).numel() for s in self.trace.steps if isinstance(s.layer, nn.ReLU))
+        self.max_boxes = max(1, int(config.memory_gb * 2**30 / (neurons * BYTES_PER_NEURON)))
+
+    @staticmethod
+    def numbers(step: int, now: Moment) -> tuple[float, ...]:
+        """What `scalars` holds in a step."""
+        return (float(step), now.eps, now.ramp, now.regularizer, now.lr)
+
+    def __call__(self, phase: Phase) -> None:
+        config = self.config
+        step, _, _, weight, lr = self.scalars.unbind()
+        self.lr.copy_(lr)
+        images, labels = self._images(), self.data.labels[self.index]
+        with self._arithmetic():
+            logits, statistics = self.trace.forward_with_statistics(images)
+            clean = F.cross_entropy(logits, labels)
+            robust, boxes = self._method_loss(phase, images, labels, clean, statistics)
+            loss = config.clean_weight * clean + (1 - config.clean_weight) * robust
+            parts = {"clean_loss": clean, "robust_loss": robust}
+            if boxes:
+                parts["regularizer"] = regularizer(boxes, self.std)
+                loss = loss + weight * parts["regularizer"]
+            if config.l1:
+                weights = [m.weight for m in self.network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+                loss = loss + config.l1 * torch.stack([w.abs().sum() for w in weights]).sum()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+        if config.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_norm)
+        self.optimizer.step()
+        update_running(self.trace, statistics, len(images))
+        with torch.no_grad():
+            parts |= {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
+            self.sums += torch.stack([parts.get(name, torch.zeros_like(loss)).detach() for name in SUMS])
+            bad = torch.where(loss.isfinite(), torch.inf, step)
+            self.first_bad.copy_(torch.minimum(self.first_bad, bad))
+
+    def _images(self) -> Tensor:
+        images = self.data.images[self.index]
+        if self.config.augment and (self.info.flip or self.info.pad):
+            images = flip_and_crop(images, self.info.pad, self.info.flip, self.generator)
+        images = as_float(images)
+        return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
+
+    def _method_loss(
+        self, phase: Phase, images: Tensor, labels: Tensor, clean: Tensor, statistics: Statistics
+    ) -> tuple[Tensor, Boxes | None]:
+        """What the method says, and the boxes for the regularisers; before the ramp boxes of next to no size."""
+        config = self.config
+        if not phase.robust and not phase.regularized:
+            return clean, None
+        _, eps, ramp, *_ = self.scalars.unbind()
+        batch = Batch(
+            *(images, labels, clean, fold(self.trace, statistics), eps, config.clip, self.generator),
+            keep_boxes=phase.regularized,
+            max_boxes=self.max_boxes,
+            ramp=ramp,
+            ramping=phase.ramping,
+            stage=phase.stage,
+            state=self.method_state,
+            half=config.precision == "half",
+        )
+        if phase.robust:
+            result = config.method.loss(batch)
+            return result.loss, result.boxes
+        return clean, box_losses(batch, images, SMALL_EPS, labels)[1]
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        with tf32(self.config.precision != "float32"), compiling(self.config.compile):
+            yield
+
+
+def normalisation(config: TrainConfig, info: DatasetInfo) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of the network's first layer."""
+    return (info.mean, info.std) if config.normalize else ((0.0,) * info.shape[0], (1.0,) * info.shape[0])
+
+
+def regularizer(boxes: Boxes, std: Tensor) -> Tensor:
+    """Both Shi terms; the input's radius is taken after normalisation."""
+    return tightness((boxes.input_radius / std).mean(), boxes.pre_activations) + balance(boxes.pre_activations)
