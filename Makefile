@@ -14,8 +14,9 @@ test: .venv/dev  ## everything that CI runs
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed, our exact sum, sampled partners
+bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed and ours, and each method beside a standard step
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/methods_step.py
 
 lint: .venv/dev
 	$(BIN)/ruff check --fix .

@@ -67,6 +67,12 @@ def algorithm_1(batch: Batch, delta: Tensor, size: int) -> Tensor:
     return total / terms
 
 
+def cross_loss(method: Citrus, batch: Batch, delta: Tensor, shifts: Tensor | None = None) -> Tensor:
+    """Our boxes around given perturbations; partners by the given shifts, or as the method draws them."""
+    shifts = method.draw_shifts(batch) if shifts is None else shifts
+    return method.cross_loss(batch, delta, *method.lenders(batch, shifts)).loss
+
+
 def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
@@ -96,9 +102,9 @@ def measure_steps(groups: int, size: int, repeats: int) -> dict[str, float]:
     sampled = Citrus(TAU_RATIO, group_size=size, partners=1, attack=ATTACK)
     whole = slice(0, groups * size)
     delta = attack(batch, whole)
-    every_shift = [sampled.cross_loss(batch, delta, torch.full((groups, 1), shift)).loss for shift in range(1, size)]
+    every_shift = [cross_loss(sampled, batch, delta, torch.full((groups, 1), shift)) for shift in range(1, size)]
     printed = algorithm_1(batch, delta, size).item()
-    ours = exact.cross_loss(batch, delta, exact.draw_shifts(batch)).loss.item()
+    ours = cross_loss(exact, batch, delta).item()
     assert abs(printed - ours) < 1e-4 * abs(printed), (printed, ours)
     assert abs(printed - torch.stack(every_shift).mean().item()) < 1e-4 * abs(printed)
 
@@ -106,7 +112,7 @@ def measure_steps(groups: int, size: int, repeats: int) -> dict[str, float]:
         backward(algorithm_1(batch, delta, size), batch)
 
     def boxes(method: Citrus) -> Callable[[], None]:
-        return lambda: backward(method.cross_loss(batch, delta, method.draw_shifts(batch)).loss, batch)
+        return lambda: backward(cross_loss(method, batch, delta), batch)
 
     def attack_printed() -> None:
         for first in range(0, groups * size, size):
@@ -178,7 +184,7 @@ def measure_growth(size: int, repeats: int) -> float:
     batch = make_batch("smallcnn", 100, (1, 28, 28))
     method = Citrus(TAU_RATIO, group_size=size, partners=1, attack=ATTACK)
     delta = attack(batch, slice(0, 100))
-    step = {"c": lambda: backward(method.cross_loss(batch, delta, method.draw_shifts(batch)).loss, batch)}
+    step = {"c": lambda: backward(cross_loss(method, batch, delta), batch)}
     return interleaved(step, repeats)["c"]
 
 

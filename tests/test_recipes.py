@@ -1,14 +1,20 @@
 """The published recipes carry the published numbers, written out here a second time from the papers' code."""
 
+from dataclasses import replace
+
 import pytest
 
 from citrus.errors import CitrusError
-from citrus.methods import SABR, Citrus, CitrusSI
+from citrus.methods import IBP, PGD, SABR, STAPS, TAPS, Citrus, CitrusSI, Colt, CrownIBP, Shared
+from citrus.methods.expressive import Expressive
 from citrus.networks import ARCHITECTURES
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.recipes.published import PUBLISHED_RECIPES
 
-METHODS = ("standard", "ibp", "sabr", "citrus", "citrus_si")
+METHODS = (
+    *("standard", "ibp", "sabr", "citrus", "citrus_si", "mtl_ibp", "cc_ibp", "exp_ibp"),
+    *("pgd", "uat", "cw_uat", "shared", "colt", "taps", "staps", "crown_ibp"),
+)
 SETTINGS = {
     "mnist-0.1": ("mnist", 0.1),
     "mnist-0.3": ("mnist", 0.3),
@@ -35,9 +41,47 @@ IBP_TABLE = {
 }
 
 
-def test_all_25_published_names_exist_and_no_other() -> None:
+# De Palma et al.: epochs, milestones, training radius, then alpha and L1 of each loss (Exp-IBP on MNIST is not theirs)
+EXPRESSIVE_TABLE = {
+    "mnist-0.1": (70, (50, 60), 0.2, {"mtl_ibp": (0.01, 1e-5), "cc_ibp": (0.1, 2e-6)}),
+    "mnist-0.3": (70, (50, 60), 0.4002, {"mtl_ibp": (0.08, 1e-6), "cc_ibp": (0.3, 3e-6)}),
+    "cifar10-2-255": (
+        *(160, (120, 140), 2 / 255),
+        {"mtl_ibp": (0.004, 3e-6), "cc_ibp": (0.01, 3e-6), "exp_ibp": (0.095, 4e-6)},
+    ),
+    "cifar10-8-255": (
+        *(260, (180, 220), 8 / 255),
+        {"mtl_ibp": (0.5, 1e-7), "cc_ibp": (0.5, 0.0), "exp_ibp": (0.5, 0.0)},
+    ),
+    "tinyimagenet-1-255": (
+        *(160, (120, 140), 1 / 255),
+        {"mtl_ibp": (0.01, 5e-5), "cc_ibp": (0.01, 5e-5), "exp_ibp": (0.04, 5e-5)},
+    ),
+}
+# CTBench's PGD: epochs, milestones, epochs at eps 0, ramp, training radius, attack steps, step size, L1
+PGD_TABLE = {
+    "mnist-0.1": (70, (50, 60), 0, 20, 0.2, 10, 0.25, 1e-5),
+    "mnist-0.3": (70, (50, 60), 0, 20, 0.3, 5, 0.4, 5e-6),
+    "cifar10-2-255": (160, (120, 140), 1, 80, 2 / 255, 8, 0.25, 2e-5),
+    "cifar10-8-255": (240, (200, 220), 1, 120, 8 / 255, 10, 0.25, 1e-6),
+    "tinyimagenet-1-255": (160, (120, 140), 1, 80, 1 / 255, 1, 2.0, 1e-5),
+}
+
+
+# Mao et al.: epochs, milestones, training radius, regularisers, seed; TAPS: ReLU layers behind the split, L1 of all 7
+# layers; STAPS: tau/eps, factor on unstable ReLUs, weight of the gradient, L1, latent steps
+TAPS_TABLE = {
+    "mnist-0.1": ((70, (50, 60), 0.2, 0.5, 123), (1, 0.0), (0.4, 1.0, 5, 2e-5, 20)),
+    "mnist-0.3": ((70, (50, 60), 0.4, 0.5, 123), (1, 0.0), (0.6, 1.0, 5, 2e-6, 20)),
+    "cifar10-2-255": ((161, (121, 141), 2 / 255, 0.5, 1), (5, 2e-6), (0.1, 0.8, 2, 2e-6, 20)),
+    "cifar10-8-255": ((161, (121, 141), 8 / 255, 0.5, 1), (1, 2e-6), (0.7, 1.0, 5, 2e-6, 20)),
+    "tinyimagenet-1-255": ((80, (60, 70), 1 / 255, 0.1, 1), (1, 0.0), (0.6, 1.0, 5, 1e-6, 10)),
+}
+
+
+def test_all_published_names_exist_and_no_other() -> None:
     assert set(PUBLISHED_RECIPES) == {f"{setting}-{method}" for setting in SETTINGS for method in METHODS}
-    assert len(PUBLISHED_RECIPES) == 25
+    assert len(PUBLISHED_RECIPES) == len(SETTINGS) * len(METHODS)
     assert PUBLISHED_RECIPES.items() <= RECIPES.items()
 
 
@@ -47,11 +91,12 @@ def test_what_all_published_recipes_share(setting: str, method: str) -> None:
     config = recipe(f"{setting}-{method}")
     assert (config.data, config.eps) == SETTINGS[setting]
     assert config.method.name == method
-    assert config.network == "cnn7"
-    assert (config.lr, config.lr_factor) == (5e-4, 0.2)
-    assert config.clean_weight == 0
+    assert config.network == ("convsmall" if method == "colt" else "cnn7")
+    assert config.lr == 5e-4
+    assert method == "colt" or config.lr_factor == 0.2
+    assert config.clean_weight == (0.5 if method == "shared" else 0)
     assert config.augment
-    assert config.init == ("default" if method == "standard" else "shi")
+    assert config.init == ("shi" if config.method.certified else "default")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -94,6 +139,105 @@ def test_citrus_is_sabrs_setting_in_batches_of_5_with_20_steps(setting: str, kin
     assert (config.epochs, config.milestones) == (epochs, milestones)
     assert (config.warmup_epochs, config.ramp_epochs, config.regularizer) == (1, ramp, 0.5)
     assert not config.clip, "a universal perturbation is not clipped"
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_expressive_losses_as_published(setting: str) -> None:
+    epochs, milestones, train_eps, losses = EXPRESSIVE_TABLE[setting]
+    for name, (alpha, l1) in losses.items():
+        config = recipe(f"{setting}-{name}")
+        assert isinstance(config.method, Expressive)
+        assert (config.epochs, config.milestones) == (epochs, milestones)
+        assert (config.warmup_epochs, config.ramp_epochs) == ((0, 20) if config.data == "mnist" else (1, 80))
+        assert config.train_eps == pytest.approx(train_eps, rel=1e-12)
+        assert (config.method.alpha, config.l1) == (alpha, l1)
+        attack = config.method.attack
+        if setting == "cifar10-2-255":
+            assert (config.method.attack_factor, attack.steps, attack.step_size) == (2.1, 8, 0.25)
+        else:
+            assert (config.method.attack_factor, attack.steps, attack.step_size) == (1, 1, 10)
+        assert [attack.step_at(step) for step in range(attack.steps)] == [attack.step_size] * attack.steps
+        assert (config.batch_size, config.clip_norm, config.seed, config.clip) == (
+            *(256 if config.data == "mnist" else 128, 10, 100),
+            True,
+        )
+        assert config.regularizer == (0.2 if config.data == "tinyimagenet" else 0.5)
+        assert config.normalize == (config.data != "mnist")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_pgd_as_in_ctbench(setting: str) -> None:
+    config = recipe(f"{setting}-pgd")
+    assert isinstance(config.method, PGD)
+    epochs, milestones, warmup, ramp, train_eps, steps, step_size, l1 = PGD_TABLE[setting]
+    assert (config.epochs, config.milestones, config.batch_size) == (
+        *(epochs, milestones),
+        256 if config.data == "mnist" else 128,
+    )
+    assert (config.warmup_epochs, config.ramp_epochs, config.l1) == (warmup, ramp, l1)
+    assert config.train_eps == pytest.approx(train_eps, rel=1e-12)
+    attack = config.method.attack
+    assert (attack.steps, attack.restarts, attack.step_size) == (steps, 3, step_size)
+    assert [attack.step_at(step) for step in range(steps)] == [step_size] * steps
+    assert (config.clip_norm, config.normalize, config.clip, config.seed) == (10, True, True, 123)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("method", ["uat", "cw_uat", "shared"])
+def test_universal_training_meets_the_whole_radius_unclipped(setting: str, method: str) -> None:
+    config, pgd = recipe(f"{setting}-{method}"), recipe(f"{setting}-pgd")
+    assert (config.epochs, config.milestones, config.batch_size) == (pgd.epochs, pgd.milestones, pgd.batch_size)
+    assert (config.train_eps, config.warmup_epochs, config.ramp_epochs) == (config.eps, 0, 0)
+    assert not config.clip
+    if isinstance(config.method, Shared):
+        assert (config.method.heap_size, config.method.attack.steps, config.method.attack.step_size) == (64, 4, 0.5)
+        assert config.method.limit == pytest.approx(1.6094379)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_colt_as_in_its_scripts(setting: str) -> None:
+    """Those for CIFAR-10; the authors give none for the other data sets, where the one for 2/255 is taken."""
+    config = recipe(f"{setting}-colt")
+    method = config.method
+    assert isinstance(method, Colt)
+    large = setting == "cifar10-8-255"
+    assert (config.batch_size, config.lr_factor) == ((150, 0.5) if large else (100, 0.75))
+    assert (method.eps_growth, method.stability, method.l1) == ((1.2, 0.003, 5e-6) if large else (1.1, 0.005, 1e-5))
+    assert (method.stages, method.mix, method.stability_growth) == (3, 0.3, 1.5)
+    assert (method.attack.steps, method.attack.step_at(7)) == (8, 0.25)
+    assert (config.epochs, config.milestones) == (600, (200, 400))
+    assert config.train_eps == pytest.approx(1.05 * config.eps)
+    assert (config.warmup_epochs, config.ramp_epochs, config.l1, config.clip) == (0, 0, 0, True)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("method", ["taps", "staps"])
+def test_taps_and_staps_as_published(setting: str, method: str) -> None:
+    config = recipe(f"{setting}-{method}")
+    assert isinstance(config.method, TAPS)
+    (epochs, milestones, train_eps, weight, seed), (relus, l1), small = TAPS_TABLE[setting]
+    assert (config.epochs, config.milestones, config.regularizer, config.seed) == (epochs, milestones, weight, seed)
+    assert config.train_eps == pytest.approx(train_eps, rel=1e-12)
+    assert config.batch_size == (256 if config.data == "mnist" else 128)
+    assert (config.warmup_epochs, config.ramp_epochs) == IBP_TABLE[setting][3:5]
+    assert (config.clip, config.clip_norm, config.normalize) == (True, 10, True)
+    found, scale, steps = config.method, 5.0, 20
+    if isinstance(found, STAPS):
+        tau, shrink, scale, l1, steps = small
+        assert (found.tau_ratio, found.shrink, found.classifier_relus) == (tau, shrink, 1)
+        assert [found.attack.step_at(i) for i in range(found.attack.steps)] == [0.2] * 10
+    else:
+        assert (found.classifier_relus, found.shrink) == (relus, 1.0)
+    assert (found.gradient_scale, found.slack, config.l1) == (scale, 0.5, pytest.approx(l1 / 7))
+    sizes = [found.latent_attack.step_at(i) / 2 for i in range(found.latent_attack.steps)]  # in widths of the box
+    assert sizes == pytest.approx([0.2] * 14 + [0.02] * 6 if steps == 20 else [0.2] * 10)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_crown_ibp_is_ibps_setting_with_a_falling_share_of_the_linear_bound(setting: str) -> None:
+    config = recipe(f"{setting}-crown_ibp")
+    assert config.method == CrownIBP(crown_start=1.0, crown_end=1.0 if setting == "cifar10-2-255" else 0.0, fused=True)
+    assert replace(config, method=IBP()) == recipe(f"{setting}-ibp")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -12,8 +12,10 @@ COMMANDS = {
     "certify": "prove how many images of each group survive every shared perturbation",
     "attack": "search universal perturbations that break a trained network",
     "check": "verify the proofs in certificates, without trusting whoever made them",
+    "report": "write a page about one run, or several side by side, from their files",
     "export": "write a network as ONNX and a group's property as VNN-LIB",
     "data": "list, fetch and describe data sets",
+    "bench": "train and certify all methods with the same budget",
 }
 
 HELP = f"""citrus {__version__}: networks that are provably robust against universal perturbations

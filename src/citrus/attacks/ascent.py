@@ -6,6 +6,7 @@ per image or one per group; the loop only sees a batch of perturbations ("units"
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class Ascent:
     decay: float = 0.2
     """The step size is multiplied by this each time a fraction of the steps named in `decay_at` has passed."""
     decay_at: tuple[float, ...] = (0.5, 0.8)
+    keep: Literal["best", "last"] = "best"
+    """Which iterate is the answer; the last one of a single start saves the network evaluation that would judge it."""
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.restarts < 1 or not self.step_size > 0 or not 0 < self.decay <= 1:
@@ -30,6 +33,8 @@ class Ascent:
                 "An attack needs steps >= 0, restarts >= 1, step_size > 0 and decay in (0, 1], got "
                 f"{self.steps}, {self.restarts}, {self.step_size}, {self.decay}."
             )
+        if self.keep == "last" and self.restarts > 1:
+            raise CitrusError(f'An attack with {self.restarts} restarts has no last iterate: set keep to "best".')
 
     def step_at(self, step: int) -> float:
         return self.step_size * self.decay ** sum(step >= f * self.steps for f in self.decay_at)
@@ -41,7 +46,7 @@ Project = Callable[[Tensor], Tensor]
 
 
 def ascend(start: Start, objective: Objective, project: Project, radius: Tensor | float, settings: Ascent) -> Tensor:
-    """The best perturbation of each unit over all steps of all restarts.
+    """The best perturbation of each unit over all steps of all restarts (or the last one, if settings say so).
 
     `start(restart)` gives the first perturbations (units, ...); `objective(delta, restart)` gives (loss, score), both
     (units,): the gradient of the loss is followed, and the iterate with the highest score, then loss, is kept.
@@ -52,6 +57,8 @@ def ascend(start: Start, objective: Objective, project: Project, radius: Tensor 
         delta = project(start(restart))
         for step in range(settings.steps + 1):
             last = step == settings.steps
+            if last and settings.keep == "last":
+                return delta
             with torch.set_grad_enabled(not last):
                 delta.requires_grad_(not last)
                 loss, score = objective(delta, restart)

@@ -45,6 +45,11 @@ class UniversalResult:
         """Share of the images that are still classified right."""
         return 1 - self.fooled.float().mean().item()
 
+    def worst_group(self, right: Tensor) -> int:
+        """The group in which most of the predictions that are `right` (n,) without a perturbation turn wrong."""
+        turned = torch.zeros(len(self.delta), device=right.device)
+        return int(turned.index_add(0, self.groups, (right & self.fooled).float()).argmax())
+
 
 def consecutive_groups(count: int, size: int, device: torch.device | None = None) -> Tensor:
     """Group numbers of `count` images in order, `size` to a group; the last group may be smaller."""

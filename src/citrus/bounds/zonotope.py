@@ -14,7 +14,7 @@ from one row carried backwards. Shapes do not depend on the data, so a training 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,6 +65,11 @@ class Zonotope:
         parts = errors.split([math.prod(s) for s in shapes], 1)
         first, *others = (e.view(-1, *s) for e, s in zip(parts, shapes, strict=True))
         return self._forward(self.centre + self.radius * first, [1 + e for e in others])
+
+    def first(self, count: int) -> "Zonotope":
+        """The zonotopes of the first images."""
+        lines = tuple(Lines(line.slope[:count], line.half[:count]) for line in self.lines)
+        return replace(self, centre=self.centre[:count], radius=self.radius[:count], lines=lines)
 
     def box(self) -> Box:
         """The smallest box around the zonotope."""

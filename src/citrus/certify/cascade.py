@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent
 from citrus.bounds.chunks import memory_ran_out
-from citrus.bounds.precision import true_float32
 from citrus.certify.groups import Grouping, form_groups
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.single import Singles, prove_alone
@@ -25,6 +24,7 @@ from citrus.certify.verifiers import Intermediate, Verifier, pick
 from citrus.errors import CitrusError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
+from citrus.networks.precision import true_float32
 
 
 @dataclass(frozen=True)

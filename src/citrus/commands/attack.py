@@ -7,9 +7,10 @@ from citrus.commands.flags import parse_flags, take_word
 from citrus.commands.results import evaluation_table, save_picture
 from citrus.data import as_float, load
 from citrus.errors import CitrusError
-from citrus.files import save_tensors, write_json
+from citrus.files import write_json
 from citrus.inputs import format_eps, parse_eps
 from citrus.training import evaluate, load_run
+from citrus.training.perturbations import save_universal
 from citrus.training.run import pick_device
 
 
@@ -48,7 +49,7 @@ def run(arguments: list[str]) -> int:
     )
     name = format_eps(eps).replace("/", "-")
     path = Path(folder) / "uap" / f"{name}.safetensors"
-    save_tensors(path, {"delta": attack.delta}, {"eps": eps, "group_size": size})
+    save_universal(path, eps, size, test.classes, attack, images, test.labels, network)
     write_json(path.with_suffix(".json"), asdict(result))
     print(evaluation_table(result))
     picture = save_picture(Path(folder), eps, attack, images, test.labels, network)

@@ -3,30 +3,33 @@
 Algorithm 1 of the paper, for a group of m images x_1..x_m with perturbations v_1..v_m found in the ball of radius
 eps - tau:    L = sum over i, sum over j != i of  L_IBP(x_i + v_j, y_i, tau).
 Here the sum is divided by its number of terms, and a batch may hold many groups.
+
+This bounds the loss under 2-common perturbations (theorem 2). For k-common ones v_J is sought for k - 1 images J at
+once, and the sum runs over the sets J without i. Other departures from the paper are fields that are off by default; a
+training radius larger than the one tested is `eps_factor` of the training configuration.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from citrus.attacks import Ascent, pgd
+from citrus.attacks import Ascent, common_pgd, pgd
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
+from citrus.methods.partners import (
+    check_partners,
+    empty_memory,
+    every_subset,
+    partner_index,
+    point_losses,
+    recall,
+    windows,
+    worst,
+)
 from citrus.methods.sabr import check_tau
-
-
-def partner_index(size: int, shifts: Tensor) -> Tensor:
-    """Who lends each image its perturbation: (images, partners).
-
-    Row g of `shifts` (groups, partners) turns group g in a circle: member p borrows from member p + shift. A shift that
-    is no multiple of the group's size is a derangement, so no image meets its own perturbation.
-    """
-    groups = len(shifts)
-    place = torch.arange(size, device=shifts.device)
-    first = size * torch.arange(groups, device=shifts.device)
-    return (first[:, None, None] + (place[None, :, None] + shifts[:, None, :]) % size).flatten(0, 1)
+from citrus.networks import Graph
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,18 @@ class Citrus(Method):
     partners: int = 0
     """Perturbations each image borrows, drawn at random from its group (b); 0 means all others, the paper's sum."""
     attack: Ascent = field(default_factory=lambda: Ascent(steps=20, step_size=0.2, decay=0.2, decay_at=(0.5, 0.8)))
+    k: int = 2
+    """A borrowed perturbation is sought for k - 1 other images at once: the heap of shared adversarial training."""
+    worst_of: int = 0
+    """Perturbations drawn for each image; the `partners` with the highest loss at x_i + v_j are kept. 0: no choice."""
+    mix: float = 0.0
+    """Share of a second loss in this one, as in the expressive losses."""
+    mix_with: Literal["clean", "adversarial"] = "clean"
+    """The second loss: of the clean images, or of the centres of the boxes."""
+    memory: int = 0
+    """Recent perturbations that are kept and from which partners are drawn instead of from the group; 0: none."""
+    tau_start: float = 1.0
+    """Share of tau_ratio at the beginning of the ramp; it grows to 1 as eps does."""
 
     def check(self, batch_size: int) -> None:
         check_tau(self.tau_ratio)
@@ -54,40 +69,94 @@ class Citrus(Method):
             raise CitrusError(f"group_size {size} is larger than batch_size {batch_size}: enlarge the batch.")
         if batch_size % size:
             raise CitrusError(f"batch_size {batch_size} is no multiple of group_size {size}: no group may be cut.")
-        if not 0 <= self.partners < size:
+        check_partners(size, self.k, self.partners, self.worst_of)
+        if self.memory and not (self.partners and self.memory >= batch_size):
             raise CitrusError(
-                f"An image of a group of {size} can have 0 (all) to {size - 1} partners, got {self.partners}."
+                f"A memory needs partners >= 1 and room for the batch's {batch_size} perturbations, got partners "
+                f"{self.partners} and memory {self.memory}."
             )
+        for name in ("mix", "tau_start"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise CitrusError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
+
+    def initial_state(self, graph: Graph) -> dict[str, Tensor]:
+        return empty_memory(self.memory, graph.input_shape) if self.memory else {}
+
+    def tau(self, batch: Batch) -> Tensor | float:
+        if self.tau_start == 1:
+            return self.tau_ratio * batch.eps
+        return self.tau_ratio * (self.tau_start + (1 - self.tau_start) * batch.ramp) * batch.eps
 
     def loss(self, batch: Batch) -> MethodLoss:
-        tau = self.tau_ratio * batch.eps
-        delta = pgd(
-            *(batch.frozen(), batch.images, batch.labels, batch.eps - tau, self.attack),
-            clip=batch.clip,
-            generator=batch.generator,
+        frozen, radius = batch.frozen(), batch.eps - self.tau(batch)
+        if self.k == 2:
+            delta = pgd(
+                *(frozen, batch.images, batch.labels, radius, self.attack), clip=batch.clip, generator=batch.generator
+            )
+            return self.cross_loss(batch, delta, *self.lenders(batch, self.draw_shifts(batch)))
+        sets, others, own = self.draw_sets(batch)
+        delta = common_pgd(
+            *(frozen, batch.images, batch.labels, sets, radius, self.attack), clip=batch.clip, generator=batch.generator
         )
-        return self.cross_loss(batch, delta, self.draw_shifts(batch))
+        return self.cross_loss(batch, delta, others, own)
+
+    def draw_sets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The sets of k - 1 images that share a perturbation, and the sets without and with each image.
+
+        All of them, or each group's neighbours in a random order, so that every set is equally likely.
+        """
+        size, groups = self._groups(batch)
+        if not self.partners:
+            return every_subset(size, groups, self.k - 1, batch.images.device)
+        order = torch.rand(groups, size, generator=batch.generator, device=batch.images.device).argsort(1)
+        return windows(order, self.k - 1), *self.lenders(batch, self.draw_shifts(batch), order.argsort(1))
+
+    def lenders(self, batch: Batch, shifts: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Whose perturbations the shifts let each image borrow, (images, candidates), and its own, (images, 1)."""
+        size, _ = self._groups(batch)
+        return partner_index(size, shifts, place), partner_index(size, torch.zeros_like(shifts[:, :1]), place)
 
     def draw_shifts(self, batch: Batch) -> Tensor:
-        """Which members lend their perturbation: all shifts 1..m-1, or `partners` of them per group at random."""
-        size = self.group_size or len(batch.images)
-        groups = len(batch.images) // size
+        """Which places lend their perturbation: all shifts 1..m-k+1, or `partners` of them per group at random."""
+        size, groups = self._groups(batch)
+        choices = size - self.k + 1
         if not self.partners:
-            return torch.arange(1, size, device=batch.images.device).expand(groups, -1)
-        noise = torch.rand(groups, size - 1, generator=batch.generator, device=batch.images.device)
-        return noise.argsort(1)[:, : self.partners] + 1
+            return torch.arange(1, choices + 1, device=batch.images.device).expand(groups, -1)
+        noise = torch.rand(groups, choices, generator=batch.generator, device=batch.images.device)
+        return noise.argsort(1)[:, : self.worst_of or self.partners] + 1
 
-    def cross_loss(self, batch: Batch, delta: Tensor, shifts: Tensor) -> MethodLoss:
-        """Mean over images and shifts of L_IBP(x_i + v_partner, y_i, tau)."""
-        size = self.group_size or len(batch.images)
+    def cross_loss(self, batch: Batch, delta: Tensor, others: Tensor, own: Tensor) -> MethodLoss:
+        """Mean over images and their lenders of L_IBP(x_i + v_lender, y_i, tau)."""
+        size, _ = self._groups(batch)
+        tau = self.tau(batch)
+        borrowed = delta[others]
+        if self.memory:
+            borrowed = recall(batch, delta, borrowed, batch.eps - tau)
+        if self.worst_of:
+            borrowed = worst(batch, borrowed, self.partners)
+        cross = borrowed.shape[1]
         if self.same_input:
-            shifts = torch.cat([shifts, torch.zeros_like(shifts[:, :1])], 1)
-        partner = partner_index(size, shifts)
-        count = partner.shape[1]
-        centre = (batch.images[:, None] + delta[partner]).flatten(0, 1)
+            borrowed = torch.cat([borrowed, delta[own]], 1)
+        count = borrowed.shape[1]
+
+        def mean(losses: Tensor) -> Tensor:
+            losses = losses.view(-1, count)
+            if not self.same_input:
+                return losses.mean()
+            # of m sets in a circle k - 1 hold the image, however many of the others were drawn
+            with_it, without = self.k - 1, size - self.k + 1
+            return (losses[:, :cross].mean() * without + losses[:, cross:].mean() * with_it) / size
+
+        centre = (batch.images[:, None] + borrowed).flatten(0, 1)
         labels = batch.labels.repeat_interleave(count)
-        losses, boxes = box_losses(batch, centre, self.tau_ratio * batch.eps, labels)
-        losses = losses.view(-1, count)
-        if self.same_input:  # one own box beside m - 1 cross-input ones, however many of those were drawn
-            return MethodLoss((losses[:, :-1].mean() * (size - 1) + losses[:, -1].mean()) / size, boxes)
-        return MethodLoss(losses.mean(), boxes)
+        losses, boxes = box_losses(batch, centre, tau, labels)
+        loss = mean(losses)
+        if self.mix:
+            second = batch.clean_loss if self.mix_with == "clean" else mean(point_losses(batch, centre, labels))
+            loss = (1 - self.mix) * loss + self.mix * second
+        return MethodLoss(loss, boxes)
+
+    def _groups(self, batch: Batch) -> tuple[int, int]:
+        """Images per group, and groups."""
+        size = self.group_size or len(batch.images)
+        return size, len(batch.images) // size

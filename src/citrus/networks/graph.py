@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from citrus.errors import CitrusError
 from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
+from citrus.networks.precision import true_float32
 from citrus.networks.trace import Add as AddLayer
 from citrus.networks.trace import Normalize, Statistics, Step, Trace, batch_norm_affine, trace
 
@@ -29,7 +30,8 @@ def _check_same(module: nn.Module, plain: Graph) -> None:
     if like.is_meta:
         return
     x = torch.rand(2, *plain.input_shape, generator=torch.Generator().manual_seed(0)).to(like)
-    ours, theirs = plain(x), module(x.clone())
+    with true_float32():
+        ours, theirs = plain(x), module(x.clone())
     if not torch.allclose(ours, theirs, rtol=0, atol=1e-3 * float(1 + theirs.abs().nan_to_num().max()), equal_nan=True):
         raise CitrusError(
             f"{type(module).__name__} computes something else than its layers in their order: does it change a value "

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from citrus.attacks import Ascent
-from citrus.methods import IBP, SABR, AnyMethod, Citrus, CitrusSI, Standard
+from citrus.methods import CWUAT, IBP, PGD, SABR, UAT, AnyMethod, Citrus, CitrusSI, Colt, Shared, Standard
+from citrus.recipes.adversarial import expressive_methods
+from citrus.recipes.tighter import tighter_methods
 from citrus.training.config import TrainConfig
 
 FEW_STEPS = Ascent(steps=5, step_size=0.5, decay=0.5, decay_at=(0.6,))
@@ -34,6 +36,7 @@ SETTINGS: dict[str, tuple[str, float, float, int, tuple[int, int], int]] = {
 
 def _setting(name: str) -> dict[str, TrainConfig]:
     data, eps, tau, epochs, milestones, ramp = SETTINGS[name]
+    shrink = 0.8 if name == "cifar10-2-255" else 1.0
     common = TrainConfig(
         data=data,
         network="convsmall",
@@ -49,13 +52,21 @@ def _setting(name: str) -> dict[str, TrainConfig]:
     )
     methods: tuple[AnyMethod, ...] = (
         IBP(),
-        SABR(tau_ratio=tau, shrink=0.8 if name == "cifar10-2-255" else 1.0, attack=FEW_STEPS),
+        SABR(tau_ratio=tau, shrink=shrink, attack=FEW_STEPS),
         Citrus(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
         CitrusSI(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
+        *expressive_methods(name),
+        *tighter_methods(tau, shrink, FEW_STEPS),
     )
-    standard = replace(common, method=Standard(), init="default", regularizer=0.0, warmup_epochs=0, ramp_epochs=0)
+    attacked = replace(common, method=PGD(FEW_STEPS), init="default", regularizer=0.0)
+    plain = replace(attacked, warmup_epochs=0, ramp_epochs=0)
     return {
-        f"{name}-standard-cpu": standard,
+        f"{name}-standard-cpu": replace(plain, method=Standard()),
+        f"{name}-pgd-cpu": attacked,
+        **{
+            f"{name}-{m.name}-cpu": replace(plain, method=m)
+            for m in (UAT(), CWUAT(), Shared(heap_size=5), Colt(stability=0.005, stability_images=25, attack=FEW_STEPS))
+        },
         **{f"{name}-{method.name}-cpu": replace(common, method=method) for method in methods},
     }
 

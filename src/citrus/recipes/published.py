@@ -2,12 +2,17 @@
 
 Sources: IBP is Shi et al. (NeurIPS 2021), SABR Mueller et al. (ICLR 2023), each as in its authors' code. CITRUS (ECCV
 2024, appendix C) is SABR's setting with batches of 5 and 20 attack steps. What an author left open is marked below.
+Methods that train on attacked images: `recipes/adversarial.py`. COLT: `recipes/layerwise.py`. TAPS,
+STAPS and CROWN-IBP: `recipes/tighter.py`.
 """
 
 from dataclasses import replace
 
 from citrus.attacks import Ascent
 from citrus.methods import IBP, SABR, AnyMethod, Citrus, CitrusSI, Standard
+from citrus.recipes.adversarial import adversarial, expressive
+from citrus.recipes.layerwise import colt
+from citrus.recipes.tighter import tighter
 from citrus.training.config import TrainConfig
 
 SABR_ATTACK = Ascent(steps=8, step_size=0.5, decay=0.1, decay_at=(0.5, 0.875))
@@ -70,6 +75,10 @@ def _setting(name: str) -> dict[str, TrainConfig]:
         f"{name}-sabr": sabr,
         f"{name}-citrus": citrus(Citrus),
         f"{name}-citrus_si": citrus(CitrusSI),
+        **expressive(name, common),
+        **adversarial(name, common),
+        **colt(name, common),
+        **tighter(name, ibp),
     }
 
 

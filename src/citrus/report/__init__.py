@@ -1,1 +1,1 @@
-"""Pictures and pages from results. Needs the extra `report` (matplotlib)."""
+"""Pages and pictures from the files of a run. `picture` needs the extra `report` (matplotlib); pages need nothing."""

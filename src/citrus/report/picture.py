@@ -24,9 +24,7 @@ def universal_picture(
 
     count = len(attack.groups)
     right = torch.cat([network(x).argmax(1) for x in images[:count].split(500)]) == labels[:count]
-    turned = torch.zeros(len(attack.delta), device=right.device)
-    turned = turned.index_add(0, attack.groups, (right & attack.fooled).float())
-    worst = int(turned.argmax())
+    worst = attack.worst_group(right)
     inside = attack.groups == worst
     members = inside.nonzero().flatten()[:MOST_IMAGES]
     delta, clean, truth = attack.delta[worst], images[members], labels[members]
@@ -47,7 +45,7 @@ def universal_picture(
             _show(axes, shown[column])
             colour = "black" if bool(predicted[column] == truth[column]) else "red"
             axes.set_title(f"{name}: {int(predicted[column])}", fontsize=9, color=colour)
-    wrong, whole = int(turned[worst]), int((inside & right).sum())
+    wrong, whole = int((inside & right & attack.fooled).sum()), int((inside & right).sum())
     figure.suptitle(f"one perturbation turns {wrong} of {whole} right predictions wrong (red)", fontsize=10)
     figure.tight_layout()
     replace_file(path, lambda part: figure.savefig(part, format="png"))

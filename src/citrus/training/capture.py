@@ -15,14 +15,14 @@ WARM_UP = 3  # ordinary calls before a recording: libraries choose their kernels
 
 
 class Recorded:
-    """A function of a kind that is recorded once per kind. Without CUDA it is just called."""
+    """A function of a kind that is recorded once per kind. Without CUDA, or `record`, it is just called."""
 
-    def __init__(self, function: Callable[[Any], None], generator: torch.Generator) -> None:
+    def __init__(self, function: Callable[[Any], None], generator: torch.Generator, record: bool = True) -> None:
         self.function = function
         self.generator = generator
         self.recordings: dict[Hashable, Any] = {}
         self.calls: Counter[Hashable] = Counter()
-        self.stream: Any = torch.cuda.Stream(generator.device) if generator.device.type == "cuda" else None
+        self.stream: Any = torch.cuda.Stream(generator.device) if record and generator.device.type == "cuda" else None
         self.pool: Any = None
 
     def __call__(self, kind: Hashable) -> None:

@@ -70,6 +70,8 @@ class TrainConfig:
     """Of training on a GPU: TF32 convolutions, or those and attacks in bfloat16. Certification never uses either."""
     compile: bool = False
     """Fuse kernels with torch.compile: a minute of waiting, then faster steps of large networks on a GPU."""
+    record: bool = True
+    """Record each kind of step as a CUDA graph on a GPU and replay it, instead of launching kernel by kernel."""
     validate_every: int = 1
     """Epochs between two looks at the validation images."""
     seed: int = 0

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent, UniversalResult, consecutive_groups, fooled, pgd, universal_pgd
 from citrus.bounds import interval, margin_rows
-from citrus.bounds.precision import true_float32
 from citrus.errors import CitrusError, SoundnessError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
+from citrus.networks.precision import true_float32
 
 CHUNK = 500
 PGD_40 = Ascent(steps=40, restarts=1)

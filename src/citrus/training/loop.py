@@ -59,7 +59,7 @@ class Trainer:
         self.steps = self.steps_per_epoch * config.epochs
         self.network = make_network(config, splits).to(self.device)
         self.inner = Step(config, self.network, self.data, splits.info)
-        self.run_step = Recorded(self.inner, self.inner.generator)
+        self.run_step = Recorded(self.inner, self.inner.generator, config.record)
         self.glance = Glance(self.inner.sums)
         self.step = 0
         self.average: dict[str, Tensor] = {}

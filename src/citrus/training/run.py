@@ -25,7 +25,9 @@ from citrus.networks import build
 from citrus.training.config import TrainConfig, read_config, to_dict
 from citrus.training.evaluation import Evaluation, evaluate
 from citrus.training.folder import RunFolder
-from citrus.training.loop import Progress, Stopped, Trainer, normalisation
+from citrus.training.loop import Progress, Stopped, Trainer
+from citrus.training.perturbations import save_universal
+from citrus.training.step import normalisation
 
 CHECKPOINT_SECONDS = 120.0
 
@@ -79,6 +81,8 @@ def train(
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
     save_network(folder.model, network, config, splits)
+    if trainer.inner.method_state:
+        save_tensors(folder.path / "method.safetensors", trainer.inner.method_state, {"method": config.method.name})
     return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
 
 
@@ -116,8 +120,9 @@ def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder,
         seed=config.seed,
     )
     name = format_eps(config.eps).replace("/", "-")
-    save_tensors(folder.path / "uap" / f"{name}.safetensors", {"delta": attack.delta}, {"eps": config.eps})
-    events.on_attack(attack, images, test.labels, run.network)
+    path, found = folder.path / "uap" / f"{name}.safetensors", (attack, images, test.labels, run.network)
+    save_universal(path, config.eps, config.group_size, splits.test.classes, *found)
+    events.on_attack(*found)
     seconds = sum(row["seconds"] for row in folder.metrics())
     folder.write_json("summary.json", {**asdict(result), "training_seconds": round(seconds, 1), "seed": config.seed})
     folder.log(

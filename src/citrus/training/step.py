@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from citrus.bounds.precision import tf32
 from citrus.data import Dataset, DatasetInfo, as_float
 from citrus.data.augment import flip_and_crop
 from citrus.methods import Batch, Boxes, box_losses
 from citrus.networks import Statistics, fold, trace
 from citrus.networks.compiled import compiling
+from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Moment, Phase
 from citrus.training.shi import balance, tightness
@@ -33,11 +33,12 @@ class Step:
     def __init__(self, config: TrainConfig, network: nn.Module, data: Dataset, info: DatasetInfo) -> None:
         self.config, self.network, self.data, self.info = config, network, data, info
         device = data.images.device
-        if device.type == "cuda":
+        on_gpu = device.type == "cuda"
+        if on_gpu:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.trace = trace(network, info.shape)
         self.lr = torch.tensor(config.lr, device=device)
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=self.lr, fused=True)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=self.lr, fused=True, capturable=on_gpu)
         plain = fold(self.trace)
         config.method.check_graph(plain)
         self.method_state = {k: v.to(device) for k, v in config.method.initial_state(plain).items()}
@@ -108,7 +109,7 @@ class Step:
             ramping=phase.ramping,
             stage=phase.stage,
             state=self.method_state,
-            half=config.precision == "half",
+            half=config.precision == "half" and images.is_cuda,
         )
         if phase.robust:
             result = config.method.loss(batch)
@@ -117,7 +118,9 @@ class Step:
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
-        with tf32(self.config.precision != "float32"), compiling(self.config.compile):
+        fast = self.config.precision != "float32"
+        kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=fast)
+        with tf32(fast), kernels, compiling(self.config.compile):
             yield
 
 

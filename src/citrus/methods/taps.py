@@ -1,0 +1,118 @@
+"""TAPS (Mao et al., NeurIPS 2023): boxes through the first layers, an attack within the box that reaches the last ones.
+
+Interval bounds say too much of a network, attacks too little. TAPS bounds the features by a box and searches it for one
+point per wrong class that makes this class's margin small. The loss is a product of two batch means,
+    L = L_attack * L_IBP    with    L(m) = log(1 + sum exp(-m)),
+where the gradient of the first factor counts `gradient_scale` times. While eps grows, L = L_IBP.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from citrus.attacks import Ascent, ascend, uniform
+from citrus.bounds import Box, margin_loss, relu_box, wrong_labels
+from citrus.errors import CitrusError
+from citrus.methods.base import Batch, Method, MethodLoss, box_losses
+from citrus.methods.colt import cut_values, tail
+from citrus.methods.sabr import check_shrink
+from citrus.networks import Graph
+
+
+def classifier(graph: Graph, relus: int) -> Graph:
+    """The network behind a ReLU layer, so that it holds the last `relus` of them."""
+    _, *layers = cut_values(graph)
+    if relus > 0 and relus >= len(layers):
+        raise CitrusError(
+            f"classifier_relus {relus} is too many for a network with {len(layers)} ReLU layers: boxes must pass the "
+            f"first one, so {max(len(layers) - 1, 0)} is the most."
+        )
+    cut = layers[-relus - 1] if layers else 0
+    if any(min(node.inputs) < cut for node in graph.nodes[cut:]):
+        raise CitrusError(f"classifier_relus {relus} would split the network within a residual block.")
+    return tail(graph, cut)
+
+
+def link(box: Box, share: Tensor, slack: float) -> Tensor:
+    """The points centre + share * radius, (images, points, ...), with the rectified linear gradient to their box.
+
+    A coordinate on the upper (lower) bound moves with it; the influence falls to 0 at `slack` box widths from there.
+    """
+    centre, radius = box.centre[:, None], box.radius[:, None]
+    upper, lower = (((s - 1) / (2 * slack) + 1).clamp(min=0) for s in (share, -share))
+    to_centre = torch.where(radius > 0, upper + lower, 1.0)  # a box without width is its centre
+    points = (centre + share * radius).detach()
+    return points + to_centre * (centre - centre.detach()) + (upper - lower) * (radius - radius.detach())
+
+
+@dataclass(frozen=True)
+class TAPS(Method):
+    """Interval bounds up to the classifier, latent attacks from there."""
+
+    name: ClassVar[str] = "taps"
+    certified: ClassVar[bool] = True
+
+    classifier_relus: int = 1
+    """ReLU layers behind the split, in the part that is attacked; 0 leaves nothing to attack, which is IBP."""
+    gradient_scale: float = 5.0
+    """Weight of the attack's gradient beside that of the interval loss."""
+    slack: float = 0.5
+    """How far from a bound, in widths of the box, a coordinate still feels it."""
+    shrink: float = 1.0
+    """Factor on the upper bound of ReLUs that may be on or off."""
+    latent_attack: Ascent = field(default_factory=lambda: Ascent(steps=20, step_size=0.4, decay=0.1, decay_at=(0.7,)))
+    """The search for each margin's point; its radius is half the width of the box, coordinate by coordinate."""
+
+    def check(self, batch_size: int) -> None:
+        if self.classifier_relus < 0:
+            raise CitrusError(f"classifier_relus must not be negative, got {self.classifier_relus}.")
+        if not 0 < self.gradient_scale < torch.inf:
+            raise CitrusError(f"gradient_scale must be a positive number, got {self.gradient_scale}.")
+        if not 0 < self.slack <= 1:
+            raise CitrusError(f"slack must lie in (0, 1], got {self.slack}.")
+        check_shrink(self.shrink)
+
+    def check_graph(self, graph: Graph) -> None:
+        classifier(graph, self.classifier_relus)
+
+    def input_box(self, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        """Centre and radius of the box of each image."""
+        return batch.images, batch.eps
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        attacking = self.classifier_relus > 0 and not batch.ramping
+        kept = replace(batch, keep_boxes=batch.keep_boxes or attacking)
+        losses, boxes = box_losses(kept, *self.input_box(batch), batch.labels, self.shrink)
+        loss = losses.mean()
+        if attacking:
+            assert boxes is not None
+            features = relu_box(boxes.pre_activations[-self.classifier_relus - 1], self.shrink)
+            attacked = margin_loss(self.attacked_margins(batch, features)).mean()
+            loss = loss * (attacked.detach() + self.gradient_scale * (attacked - attacked.detach()))
+        return MethodLoss(loss, boxes if batch.keep_boxes else None)
+
+    def attacked_margins(self, batch: Batch, features: Box) -> Tensor:
+        """Each margin at the worst point of the box that is found for it, (images, classes - 1)."""
+        graph = classifier(batch.graph, self.classifier_relus)
+        frozen = replace(batch, graph=graph).frozen()
+        wrong = wrong_labels(batch.labels, graph.classes)
+        count = wrong.shape[1]
+        right, wrong = batch.labels.repeat_interleave(count)[:, None], wrong.flatten()[:, None]
+        fixed = Box(features.centre.detach(), features.radius.detach())
+
+        def margin(scores: Tensor) -> Tensor:
+            return (scores.gather(1, right) - scores.gather(1, wrong)).squeeze(1)
+
+        def objective(share: Tensor, restart: int) -> tuple[Tensor, Tensor]:
+            points = fixed.centre[:, None] + share.unflatten(0, (-1, count)) * fixed.radius[:, None]
+            loss = -margin(frozen(points.flatten(0, 1)))
+            return loss, loss
+
+        def start(restart: int) -> Tensor:
+            return uniform((len(right), *graph.input_shape), 1.0, fixed.centre, batch.generator)
+
+        share = ascend(start, objective, lambda s: s.clamp(-1, 1), 1.0, self.latent_attack)
+        points = link(features, share.unflatten(0, (-1, count)), self.slack)
+        return margin(graph(points.flatten(0, 1))).unflatten(0, (-1, count))

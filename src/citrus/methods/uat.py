@@ -1,0 +1,86 @@
+"""Universal adversarial training (Shafahi et al., AAAI 2020): one perturbation for all images, kept from step to step.
+
+It climbs the mean of min(cross-entropy, limit) by sign steps while the weights descend the cross-entropy at the same
+perturbed images.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from citrus.attacks.universal import clipped_cross_entropy
+from citrus.errors import CitrusError
+from citrus.methods.base import Batch, Method, MethodLoss
+from citrus.networks import Graph
+
+
+@dataclass(frozen=True)
+class UAT(Method):
+    """One persistent perturbation. Its state, `delta` (1, C, H, W), starts at 0."""
+
+    name: ClassVar[str] = "uat"
+    certified: ClassVar[bool] = False
+
+    variant: Literal["alternating", "low-cost"] = "alternating"
+    """alternating: delta takes its step first, by a pass of its own. low-cost: the weights' backward pass serves both,
+    so that the weights meet the delta of the step before."""
+    step_size: float = 1.0
+    """Step of delta as a share of eps. Steps much smaller than eps lag behind the weights and defend less."""
+    limit: float = 9.0
+    """Cross-entropy beyond which an image no longer pulls at delta."""
+
+    def check(self, batch_size: int) -> None:
+        if not 0 < self.step_size < torch.inf or not self.limit > 0:
+            raise CitrusError(
+                f"step_size must be positive and finite and limit positive, got {self.step_size} and {self.limit}."
+            )
+
+    def initial_state(self, graph: Graph) -> dict[str, Tensor]:
+        weight = next(v for node in graph.nodes for v in vars(node.op).values() if isinstance(v, Tensor))
+        return {"delta": weight.new_zeros(self.count(graph), *graph.input_shape)}
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        low_cost = self.variant == "low-cost"
+        if not low_cost:
+            self._climb(batch, self._slope(batch))
+        inputs = self._perturbed(batch).requires_grad_(low_cost)
+        losses = F.cross_entropy(batch.graph(batch.clipped(inputs)), batch.labels, reduction="none")
+        if low_cost:  # the state moves when the loop calls backward()
+            pulling = (losses.detach() <= self.limit).to(inputs.dtype).view(-1, 1, 1, 1)
+            inputs.register_hook(lambda gradient: self._climb(batch, pulling * gradient))
+        return MethodLoss(losses.mean())
+
+    def _slope(self, batch: Batch) -> Tensor:
+        """Gradient of the clipped loss in each perturbed image."""
+        inputs = self._perturbed(batch).requires_grad_()
+        losses = clipped_cross_entropy(self.limit)(batch.frozen()(batch.clipped(inputs)), batch.labels)
+        return torch.autograd.grad(losses.sum(), inputs)[0]
+
+    def _perturbed(self, batch: Batch) -> Tensor:
+        delta = batch.state["delta"].clamp(-batch.eps, batch.eps)  # type: ignore[arg-type]
+        return batch.images + self.spread(delta, batch.labels)
+
+    @torch.no_grad()
+    def _climb(self, batch: Batch, gradient: Tensor) -> None:
+        """One sign step of the state, given the gradient of the loss in each perturbed image."""
+        delta, eps = batch.state["delta"], batch.eps
+        ascent = self.gather(gradient, batch.labels, len(delta)).sign()
+        moved = delta.clamp(-eps, eps) + self.step_size * eps * ascent  # type: ignore[arg-type]
+        delta.copy_(moved.clamp(-eps, eps))  # type: ignore[arg-type]
+
+    # What a method with several perturbations does otherwise:
+
+    def count(self, graph: Graph) -> int:
+        """Number of perturbations."""
+        return 1
+
+    def spread(self, delta: Tensor, labels: Tensor) -> Tensor:
+        """The perturbation of each image."""
+        return delta
+
+    def gather(self, gradient: Tensor, labels: Tensor, count: int) -> Tensor:
+        """The gradient in each perturbation from that in each image."""
+        return gradient.sum(0, keepdim=True)

@@ -1,0 +1,160 @@
+"""Line charts as SVG. Places are percentages of the plot: a chart fills any width, and its letters keep their size."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from citrus.report.document import Figure, Key
+
+SERIES = ("s0", "s1", "s2", "s3", "s4", "s5")
+"""Names of colours that colour-blind eyes tell apart; the page's style sheet holds their values."""
+SHAPES = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-4.8 4.6 3.6h-9.2z", "M0-5 5 0 0 5-5 0z")
+MOST_MARKERS = 12  # of a line; a longer one has some, so that its shape tells it apart as well as its colour
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    label: str
+    points: tuple[Point, ...]
+    series: int
+    """Its colour, and the shape of its markers."""
+    dashed: bool = False
+
+    @property
+    def colour(self) -> str:
+        return colour(self.series)
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    logarithmic: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value lies, in percent of the axis."""
+        scale = math.log if self.logarithmic else float
+        low, high = scale(self.low), scale(self.high)
+        return 100 * (scale(value) - low) / (high - low)
+
+
+def colour(series: int) -> str:
+    return SERIES[series % len(SERIES)]
+
+
+def series_key(text: str, series: int) -> Key:
+    """The legend's entry of a series."""
+    return Key(text, colour(series), "marker", series)
+
+
+def linear_axis(label: str, values: Iterable[float], span: float = 1e-9) -> Axis:
+    """An axis from one round tick to another that holds all values, at least `span` long."""
+    known = list(values) or [0.0, 1.0]
+    low, high = min(known), max(known)
+    if high - low < span:
+        middle, half = (low + high) / 2, max(span, 1.0 if high == low else 0.0) / 2
+        low, high = middle - half, middle + half
+    step = _round_step((high - low) / 5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = tuple((k * step, f"{round(k * step, 10):g}") for k in range(first, last + 1))
+    return Axis(label, first * step, last * step, ticks)
+
+
+def count_axis(label: str, values: Iterable[float]) -> Axis:
+    """An axis that ends where the values end, with ticks at whole numbers."""
+    known = list(values)
+    low, high = min(known), max(known)
+    if low == high:
+        low, high = low - 1, high + 1
+    step = _round_step(max((high - low) / 5, 1))
+    ticks = range(math.ceil(low / step), math.floor(high / step) + 1)
+    return Axis(label, low, high, tuple((k * step, f"{k * step:g}") for k in ticks))
+
+
+def value_axis(label: str, values: Sequence[tuple[float, str]], logarithmic: bool = False) -> Axis:
+    """An axis whose ticks are the measured values, as far as their texts do not run into each other."""
+    known = sorted(set(values))
+    low, high = known[0][0], known[-1][0]
+    if low == high:
+        low, high = (low / 2, high * 2) if logarithmic else (low - 0.5, high + 0.5)
+    axis = Axis(label, low, high, (), logarithmic)
+    ticks: list[tuple[float, str]] = []
+    for value, text in known:
+        if not ticks or axis.share(value) - axis.share(ticks[-1][0]) >= 9:
+            ticks.append((value, text))
+    return Axis(label, low, high, tuple(ticks), logarithmic)
+
+
+def _round_step(step: float) -> float:
+    """1, 2 or 5 times a power of ten, at least `step`."""
+    power = 10 ** math.floor(math.log10(step))
+    return next(f * power for f in (1, 2, 5, 10) if f * power >= step * (1 - 1e-9))
+
+
+def line_chart(
+    anchor: str,
+    title: str,
+    description: str,
+    axes: tuple[Axis, Axis],
+    lines: Sequence[Line],
+    keys: tuple[Key, ...],
+    bands: Sequence[tuple[Line, Line]] = (),
+    note: str = "",
+) -> Figure:
+    """Lines with markers where they are few; `bands` fill what lies between two lines."""
+    x, y = axes
+    svg = (
+        f'<svg class="plot" role="img" aria-labelledby="{anchor}-title {anchor}-text">'
+        f'<title id="{anchor}-title">{escape(title)}</title><desc id="{anchor}-text">{escape(description)}</desc>'
+        f"{_frame(x, y)}"
+        '<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none">'
+        f"{''.join(_band(pair, x, y) for pair in bands)}{''.join(_line(line, x, y) for line in lines)}</svg>"
+        f"{''.join(_markers(line, x, y) for line in lines)}</svg>"
+    )
+    return Figure(title, description, svg, keys, note)
+
+
+def _frame(x: Axis, y: Axis) -> str:
+    parts = []
+    for value, text in y.ticks:
+        place = f"{100 - y.share(value):.2f}%"
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{place}" y2="{place}"/>')
+        parts.append(f'<text class="tick" x="0" dx="-8" y="{place}" dy=".32em" text-anchor="end">{escape(text)}</text>')
+    for value, text in x.ticks:
+        place = f"{x.share(value):.2f}%"
+        parts.append(f'<text class="tick" x="{place}" y="100%" dy="18" text-anchor="middle">{escape(text)}</text>')
+    parts.append('<line class="base" x1="0" x2="100%" y1="100%" y2="100%"/>')
+    parts.append(f'<text class="axis" x="50%" y="100%" dy="38" text-anchor="middle">{escape(x.label)}</text>')
+    parts.append(f'<text class="axis" x="0" dx="-40" y="0" dy="-14">{escape(y.label)}</text>')
+    return "".join(parts)
+
+
+def _places(line: Line, x: Axis, y: Axis) -> list[Point]:
+    return [(x.share(a), 100 - y.share(b)) for a, b in line.points]
+
+
+def _line(line: Line, x: Axis, y: Axis) -> str:
+    points = " ".join(f"{a:.2f},{b:.2f}" for a, b in _places(line, x, y))
+    kind = " dashed" if line.dashed else ""
+    return f'<polyline class="line{kind} k-{line.colour}" points="{points}"/>'
+
+
+def _band(pair: tuple[Line, Line], x: Axis, y: Axis) -> str:
+    there, back = (_places(line, x, y) for line in pair)
+    points = " ".join(f"{a:.2f},{b:.2f}" for a, b in [*there, *reversed(back)])
+    return f'<polygon class="band k-{pair[0].colour}" points="{points}"/>'
+
+
+def _markers(line: Line, x: Axis, y: Axis) -> str:
+    step = -(-len(line.points) // MOST_MARKERS)
+    shape = SHAPES[line.series % len(SHAPES)]
+    hollow = " hollow" if line.dashed else ""
+    return "".join(
+        f'<svg class="mark{hollow} k-{line.colour}" x="{a:.2f}%" y="{b:.2f}%"><path d="{shape}">'
+        f"<title>{escape(f'{line.label}: {value:.4g} at {x.label} {where:.4g}')}</title></path></svg>"
+        for (a, b), (where, value) in list(zip(_places(line, x, y), line.points, strict=True))[::step]
+    )

@@ -1,0 +1,68 @@
+"""JSON files as they are found: half-written, of an older version, a stranger's. Nothing here raises for content."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is missing, unreadable or something else."""
+    try:
+        return _object(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The JSON objects of a .jsonl file, and how many lines are none, such as a last line that is being written."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return [], 0
+    found = [_object(line) for line in lines if line.strip()]
+    good = [value for value in found if value is not None]
+    return good, len(found) - len(good)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def number(values: dict[str, Any], key: str) -> float | None:
+    """A finite number, or None."""
+    value = values.get(key)
+    try:
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return None
+    return value if usable else None
+
+
+def count(values: dict[str, Any], key: str) -> int | None:
+    """A whole number from 0 on, or None."""
+    value = number(values, key)
+    return int(value) if value is not None and value >= 0 and value == int(value) else None
+
+
+def counts(values: dict[str, Any], key: str) -> dict[str, int]:
+    """What is a whole number from 0 on in a JSON object of a JSON object."""
+    inner = values.get(key)
+    found = {name: count(inner, name) for name in inner} if isinstance(inner, dict) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def numbers(values: dict[str, Any], key: str) -> dict[str, float]:
+    """What is a number in a JSON object of a JSON object."""
+    inner = values.get(key)
+    found = {name: number(inner, name) for name in inner} if isinstance(inner, dict) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def text(values: dict[str, Any], key: str) -> str:
+    value = values.get(key)
+    return value if isinstance(value, str) else ""
