@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from citrus.attacks import Ascent, pgd
@@ -207,6 +209,38 @@ def step_table(names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def pair_of_convolutions(boxes: int = 250) -> dict[str, dict[str, float]]:
+    """Milliseconds for centre and radius through CNN7's second and fourth convolution, forward and backward.
+
+    Two convolutions one after the other against one grouped convolution that holds both.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for channels, size in ((64, 32), (128, 16)):
+        for name, dtype in (("tf32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+
+            def make(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+                made = torch.randn(*shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
+                return made.requires_grad_()
+
+            c, r = (make(boxes, channels, size, size) for _ in range(2))
+            w, both = make(channels, channels, 3, 3), make(boxes, 2 * channels, size, size)
+
+            def apart(c: Tensor = c, r: Tensor = r, w: Tensor = w) -> None:
+                total = F.conv2d(c, w, padding=1).sum() + F.conv2d(r, w.abs(), padding=1).sum()
+                torch.autograd.grad(total, (c, r, w))
+
+            def grouped(both: Tensor = both, w: Tensor = w) -> None:
+                total = F.conv2d(both, torch.cat([w, w.abs()]), padding=1, groups=2).sum()
+                torch.autograd.grad(total, (both, w))
+
+            with tf32(True):
+                found[f"{channels} channels, {size}x{size}, {name}"] = {
+                    "two convolutions": milliseconds(apart, 0.3),
+                    "one grouped": milliseconds(grouped, 0.3),
+                }
+    return found
+
+
 def agreement() -> dict[str, float | str]:
     """For every method: how far weights are apart after an epoch, eager against recorded, as a share of their size."""
     splits, found = noise_splits(400), dict[str, float | str]()
@@ -256,6 +290,9 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     found: dict[str, Any] = {"environment": environment(), "ceilings_tflops": ceilings()}
     names = [name for name in STEPS if re.search(options.only, name)]
+    found["pair"] = pair_of_convolutions()
+    for name, times in found["pair"].items():
+        print(f"{name}: " + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items()))
     found["agreement"] = agreement()
     print("eager against recorded, relative difference of weights after an epoch of 10 steps:")
     print("\n".join(f"  {k:12} {v if isinstance(v, str) else format(v, '.1e')}" for k, v in found["agreement"].items()))

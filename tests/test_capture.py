@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -123,9 +124,9 @@ def test_smooth_schedules_end_at_zero_and_peak_at_the_given_rate(schedule: Any) 
     peak = rates.index(max(rates))
     assert max(rates) == pytest.approx(0.01, rel=1e-2)
     assert rates[-1] < 1e-5
-    assert all(a >= b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False))
+    assert all(a >= b for a, b in pairwise(rates[peak:]))
     if schedule == "cosine":
         assert rates[:80] == [0.01] * 80
     else:
         assert rates[0] == pytest.approx(0.01 / 40)
-        assert all(a < b for a, b in zip(rates[:39], rates[1:40], strict=True))
+        assert all(a < b for a, b in pairwise(rates[:40]))

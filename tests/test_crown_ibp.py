@@ -229,11 +229,12 @@ def test_with_two_classes_fusion_only_loosens() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e3, 1e6])
-def test_huge_and_tiny_bounds_stay_finite_in_float32(fused: bool, size: float) -> None:
+@pytest.mark.parametrize(("weight", "bias"), [(1e-30, 1), (1e-3, 1), (1e3, 1), (1e6, 1), (1, 1e9), (1e-30, 1e9)])
+def test_huge_and_tiny_bounds_stay_finite_in_float32(fused: bool, weight: float, bias: float) -> None:
     network, traced = make_network(dtype=torch.float32)
     with torch.no_grad():
-        network[-1].weight *= size
+        network[-1].weight *= weight
+        network[-1].bias *= bias
     batch = at_ramp(make_batch(traced), 0.0)
     loss = CrownIBP(fused=fused).loss(batch).loss
     assert loss.dtype == torch.float32

@@ -148,6 +148,8 @@ def test_bad_images(images: Tensor, labels: Tensor, classes: int, shape: tuple[i
 def test_suggestions() -> None:
     assert suggest("mnst", ["mnist", "cifar10"]) == "did you mean 'mnist'?"
     assert suggest("zzz", ["mnist", "cifar10"]) == "known: cifar10, mnist."
+    assert suggest("", ["mnist", "cifar10"]) == "known: cifar10, mnist."
+    assert suggest("method.tau", ["method.k", "method.tau_ratio"]) == "did you mean 'method.tau_ratio'?"
 
 
 def test_certify_takes_images_of_another_precision() -> None:

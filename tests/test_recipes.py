@@ -9,6 +9,7 @@ from citrus.methods import IBP, PGD, SABR, STAPS, TAPS, Citrus, CitrusSI, Colt, 
 from citrus.methods.expressive import Expressive
 from citrus.networks import ARCHITECTURES
 from citrus.recipes import MEASURED, RECIPES, recipe
+from citrus.recipes.found import FOUND_RECIPES
 from citrus.recipes.published import PUBLISHED_RECIPES
 
 METHODS = (
@@ -266,7 +267,13 @@ def test_quickstart_trains_citrus_at_a_tenth_on_the_embedded_digits() -> None:
 
 def test_there_are_no_other_recipes() -> None:
     others = {name for name in RECIPES if name not in PUBLISHED_RECIPES and not name.endswith("-cpu")}
-    assert others == {"quickstart"}
+    assert others == {"quickstart", *FOUND_RECIPES}
+    assert all(name.endswith(f"-{config.network}") for name, config in FOUND_RECIPES.items())
+
+
+def test_what_was_measured_belongs_to_a_recipe() -> None:
+    assert set(MEASURED) <= set(RECIPES)
+    assert all(0 < m.ibp_certified < m.clean < 100 and m.minutes > 0 for m in MEASURED.values())
 
 
 @pytest.mark.parametrize("name", RECIPES)

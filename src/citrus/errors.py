@@ -18,5 +18,6 @@ class SoundnessError(RuntimeError):
 def suggest(word: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known name, or all of them when nothing is near."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    begun = [name for name in known if word and name.startswith(word)]
+    near = [min(begun, key=len)] if begun else difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(sorted(known)) + "."

@@ -12,6 +12,7 @@ from citrus.certify.cascade import CertifySettings
 from citrus.certify.result import Certification
 from citrus.commands.certify import certify_into
 from citrus.commands.flags import pairs, parse_flags, take_word
+from citrus.commands.logs import open_log
 from citrus.commands.results import evaluation_table, save_picture
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
@@ -38,6 +39,8 @@ class TrainFlags:
     """cpu, cuda or auto."""
     resume: bool = False
     """Go on with the run in --out."""
+    log: str | None = None
+    """tensorboard: also write the metrics as TensorBoard events, into RUN/tensorboard."""
     dry_run: bool = False
     """One batch through all stages, nothing is kept."""
     print_config: bool = False
@@ -97,6 +100,7 @@ def _free_folder(name: str) -> Path:
 
 
 def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) -> Run:
+    log = open_log(flags.log, out)
     print(_introduction(config, splits, out), file=sys.stderr)
     bar: Bar | None = None
 
@@ -106,6 +110,10 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
         text = f"epoch {progress.epoch + 1}/{config.epochs} eps {progress.eps:.4f} loss {progress.loss:.4f}"
         bar.update(progress.step, text)
 
+    def on_epoch(row: dict[str, Any]) -> None:
+        if log:
+            log.add(row)
+
     def on_stage(text: str) -> None:
         if bar:
             bar.close()
@@ -114,12 +122,16 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
     def on_attack(*found: Any) -> None:
         save_picture(out, config.eps, *found)
 
-    events = Events(on_step=on_step, on_stage=on_stage, on_attack=on_attack)
+    events = Events(on_step=on_step, on_epoch=on_epoch, on_stage=on_stage, on_attack=on_attack)
     try:
-        return train(*(config, out), splits=splits, device=flags.device, resume=flags.resume, events=events)
+        result = train(*(config, out), splits=splits, device=flags.device, resume=flags.resume, events=events)
+        if log:
+            log.complete()
+        return result
     finally:
-        if bar:
-            bar.close()
+        for opened in (bar, log):
+            if opened:
+                opened.close()
 
 
 def _introduction(config: TrainConfig, splits: Splits, out: Path) -> str:
@@ -152,6 +164,7 @@ def _conclude(result: Run, certified: Certification) -> None:
         print(f"picture     {picture}")
     print(f"run folder  {result.path}")
     print(f"next        citrus certify {result.path} --group-size 20 --certificates")
+    print(f"report      citrus report {result.path}")
 
 
 def _dry_run(config: TrainConfig, splits: Splits, flags: TrainFlags) -> int:
@@ -167,7 +180,7 @@ def _dry_run(config: TrainConfig, splits: Splits, flags: TrainFlags) -> int:
 
 
 def _recipe_list() -> str:
-    lines = [f"{len(RECIPES)} recipes; a name without -cpu carries the published hyper-parameters for CNN7", ""]
+    lines = [f"{len(RECIPES)} recipes; names that end in the method carry published hyper-parameters", ""]
     for name, config in RECIPES.items():
         measured = MEASURED.get(name)
         note = (

@@ -57,6 +57,8 @@ class Batch:
 
     def box(self, centre: Tensor, radius: Tensor | float) -> tuple[Tensor, Tensor]:
         """Centre and radius of boxes, cut to [0, 1] where the run asks for it; a radius that all share is one row."""
+        if centre.is_cuda:  # as convolutions on a GPU want it
+            centre = centre.contiguous(memory_format=torch.channels_last)
         radius = torch.ones_like(centre[:1]) * radius
         if not self.clip:
             return centre, radius

@@ -1,17 +1,19 @@
 """Named settings: `recipe("mnist-0.1-citrus")` is a configuration to train as it is or to change.
 
 Names are DATA-EPS-METHOD. The plain name carries the published hyper-parameters for CNN7 (`recipes/published.py`);
-`-cpu` at the end marks ConvSmall settings that two CPU cores train in minutes (`recipes/cpu.py`).
+`-cpu` at the end marks ConvSmall settings that two CPU cores train in minutes (`recipes/cpu.py`), `-convsmall` and
+`-cnn7` what our own search found for a GPU (`recipes/found.py`).
 """
 
 from dataclasses import dataclass
 
 from citrus.errors import CitrusError, suggest
 from citrus.recipes.cpu import CPU_RECIPES
+from citrus.recipes.found import FOUND_RECIPES
 from citrus.recipes.published import PUBLISHED_RECIPES
 from citrus.training.config import TrainConfig
 
-RECIPES: dict[str, TrainConfig] = {**CPU_RECIPES, **PUBLISHED_RECIPES}
+RECIPES: dict[str, TrainConfig] = {**CPU_RECIPES, **FOUND_RECIPES, **PUBLISHED_RECIPES}
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,18 @@ class Measured:
     clean: float
     ibp_certified: float
     minutes: float
+    machine: str = "two cores of an Intel Xeon, torch 2.13.0+cpu"
 
 
-# two cores of an Intel Xeon, torch 2.13.0+cpu
+SHARED_H200 = "an H200 shared by nine runs, torch 2.11.0+cu130"
+
 MEASURED: dict[str, Measured] = {
     "quickstart": Measured(clean=95.90, ibp_certified=82.70, minutes=0.9),
     "mnist-0.1-citrus-cpu": Measured(clean=98.53, ibp_certified=94.09, minutes=13.4),
+    "mnist-0.1-citrus-convsmall": Measured(98.69, 94.54, 2.4, SHARED_H200),
+    "mnist-0.3-citrus-convsmall": Measured(97.27, 87.65, 2.4, SHARED_H200),
+    "cifar10-8-255-citrus-convsmall": Measured(41.86, 27.12, 2.6, SHARED_H200),
+    "cifar10-8-255-citrus-cnn7": Measured(51.78, 28.36, 3.2, "an H200, torch 2.11.0+cu130"),
 }
 
 

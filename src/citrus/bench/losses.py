@@ -1,0 +1,77 @@
+"""What same-input and cross-input boxes cost a network in the last epoch of its training (the paper's Figure 4).
+
+For image i of a group with perturbations v_1..v_m: SI is L_IBP(x_i + v_i, y_i, tau), the box that CITRUS leaves out;
+CI are the m - 1 others, L_IBP(x_i + v_j, y_i, tau). Measured on the batches of the last epoch, in their order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from citrus.attacks import pgd
+from citrus.data import Splits, as_float, flip_and_crop, shuffle
+from citrus.errors import CitrusError
+from citrus.methods import Batch, Citrus, box_losses
+from citrus.networks import fold, trace
+from citrus.training import TrainConfig
+from citrus.training.randomness import stream
+
+
+@dataclass(frozen=True)
+class BoxLosses:
+    """Mean over the images of each batch."""
+
+    same: tuple[float, ...]
+    cross_sum: tuple[float, ...]
+    cross_max: tuple[float, ...]
+
+
+def last_epoch_losses(network: nn.Module, config: TrainConfig, splits: Splits, device: torch.device) -> BoxLosses:
+    """SI, the sum of CI and the largest CI per batch, for a network as it was at the end of the epoch."""
+    method = config.method
+    if not isinstance(method, Citrus) or method.k != 2:
+        raise CitrusError(f"Only CITRUS with k = 2 has same-input and cross-input boxes, not {method.name}.")
+    rows = []
+    for batch in _batches(network.to(device), config, splits, device):
+        losses = _all_boxes(batch, method)
+        cross = losses[:, 1:]
+        rows.append(torch.stack([losses[:, 0].mean(), cross.sum(1).mean(), cross.max(1).values.mean()]).tolist())
+    same, cross_sum, cross_max = zip(*rows, strict=True)
+    return BoxLosses(same, cross_sum, cross_max)
+
+
+def _batches(network: nn.Module, config: TrainConfig, splits: Splits, device: torch.device) -> Iterator[Batch]:
+    """The batches as the training loop made them; BatchNorm is folded with each batch's statistics, as in training."""
+    data, info, epoch = splits.train.to(device), splits.info, config.epochs - 1
+    layers = trace(network, info.shape)
+    order = shuffle(len(data), stream(config.seed, "shuffle", epoch)).to(device)
+    steps = len(data) // config.batch_size
+    for k, index in enumerate(order[: steps * config.batch_size].split(config.batch_size)):
+        generator = stream(config.seed, "step", epoch * steps + k, device)
+        images, labels = data.images[index], data.labels[index]
+        if config.augment:
+            images = flip_and_crop(images, info.pad, info.flip, generator)
+        with torch.no_grad():
+            logits, statistics = layers.forward_with_statistics(as_float(images))
+            plain = fold(layers, statistics)
+        clean = F.cross_entropy(logits, labels)
+        yield Batch(
+            *(as_float(images), labels, clean, plain, config.train_eps, config.clip, generator), keep_boxes=False
+        )
+
+
+def _all_boxes(batch: Batch, method: Citrus) -> Tensor:
+    """(images, m): the loss of each image's own box, then of those around the perturbations of the others."""
+    tau, count = method.tau(batch), len(batch.labels)
+    attack = (batch.frozen(), batch.images, batch.labels, batch.eps - tau, method.attack)
+    delta = pgd(*attack, clip=batch.clip, generator=batch.generator)
+    size = method.group_size or count
+    shifts = torch.arange(size, device=delta.device).expand(count // size, -1)
+    lenders, _ = method.lenders(batch, shifts)
+    centre = (batch.images[:, None] + delta[lenders]).flatten(0, 1)
+    with torch.no_grad():
+        losses, _ = box_losses(batch, centre, tau, batch.labels.repeat_interleave(size))
+    return losses.view(count, size)

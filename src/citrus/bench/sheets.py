@@ -1,0 +1,117 @@
+"""A table or figure of the paper with our numbers beside the published ones, as Markdown, JSON and SVG."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from citrus.bench.findings import Finding
+from citrus.bench.published import published, source
+from citrus.bench.scales import GROUP
+from citrus.bench.study import Study
+from citrus.files import write_json, write_text
+from citrus.report.document import ABSENT, Figure
+from citrus.report.standalone import svg_file
+from citrus.training.folder import environment
+
+Columns = tuple[tuple[str, str], ...]
+"""Header and key of each column of a table."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What one table or figure says."""
+
+    table: str
+    """Its name on the command line."""
+    title: str
+    columns: Columns
+    rows: tuple[Mapping[str, Any], ...]
+    """A value of None is not known; one that no column shows is in the JSON file only."""
+    findings: tuple[Finding, ...]
+    note: str = ""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    """By the name of their file."""
+    missing: tuple[str, ...] = ()
+    """What could not be made, and why."""
+
+    @property
+    def header(self) -> list[str]:
+        return [title for title, _ in self.columns]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        return [[_cell(row.get(key)) for _, key in self.columns] for row in self.rows]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def write_sheet(study: Study, name: str, sheet: Sheet) -> Path:
+    """TABLE.md, TABLE.json and the figures; then all tables that the folder holds in one file."""
+    out, found = study.out, environment()
+    machine = {key: found[key] for key in ("citrus", "torch", "python", "cpu", "threads", "gpu", "started")}
+    for file, figure in sheet.figures.items():
+        write_text(out / f"{file}.svg", svg_file(figure))
+    write_json(
+        out / f"{sheet.table}.json",
+        {
+            "table": sheet.table,
+            "title": sheet.title,
+            "published": {"source": source(), **asdict(published(sheet.table))},
+            "scale": name,
+            "seed": study.seed,
+            "machine": machine,
+            "rows": [dict(row) for row in sheet.rows],
+            "findings": [asdict(finding) for finding in sheet.findings],
+            "missing": list(sheet.missing),
+        },
+    )
+    path = out / f"{sheet.table}.md"
+    where = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
+    write_text(path, markdown(sheet, f"{setup(study, name)} {where}."))
+    return path
+
+
+def setup(study: Study, name: str) -> str:
+    """How our numbers were made, in one paragraph."""
+    scale = study.scale
+    epochs = f"{scale.epochs} epochs in batches of {scale.batch_size}" if scale.epochs else "published hyper-parameters"
+    left_out = f" ({scale.held_out} training images left out)" if scale.held_out else ""
+    return (
+        f"Scale {name}: {scale.network}, {epochs}{left_out}, seed {study.seed} (n = 1). Percent: clean accuracy on all "
+        f"test images; UAP attack and certified UAP accuracy on the first {scale.images} in groups of {GROUP} in data "
+        f"set order, the same verifier for all (at most {scale.proof_seconds:g} s of search and refinement per group)."
+    )
+
+
+def markdown(sheet: Sheet, caption: str) -> str:
+    theirs = published(sheet.table)
+    lines = [f"# {sheet.title}", "", f"{theirs.where} of {source()}", "", caption, ""]
+    lines += _table(sheet.header, sheet.cells)
+    for text in (theirs.note, sheet.note):
+        lines += ["", text] if text else []
+    for file, figure in sheet.figures.items():
+        lines += ["", f"![{figure.description}]({file}.svg)"]
+    lines += ["", "Does it show what the paper found?", ""]
+    lines += [f"- **{finding.answer}**: {finding.claim} ({finding.evidence})." for finding in sheet.findings]
+    lines += ["", *(f"- missing: {text}" for text in sheet.missing)] if sheet.missing else []
+    return "\n".join([*lines, ""])
+
+
+def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(header)} |",
+        f"|---|{'---:|' * (len(header) - 1)}",
+        *(f"| {' | '.join(row)} |" for row in cells),
+    ]
+
+
+def write_together(out: Path, tables: Sequence[str]) -> Path:
+    """paper.md: the tables of the folder one after the other."""
+    texts = [path.read_text(encoding="utf-8") for name in tables if (path := out / f"{name}.md").exists()]
+    write_text(out / "paper.md", "\n".join(texts))
+    return out / "paper.md"
