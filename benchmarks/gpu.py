@@ -77,11 +77,13 @@ STEPS: dict[str, TrainConfig] = {
     "exact sum, recorded": replace(EXACT, record=True),
     "exact sum, recorded, half": replace(EXACT, record=True, precision="half"),
     "exact sum, compiled, recorded, half": replace(EXACT, record=True, compile=True, precision="half"),
+    "exact sum, compiled, recorded, all-half": replace(EXACT, record=True, compile=True, precision="all-half"),
     "one partner, 5 attack steps, eager": SAMPLED,
     "one partner, recorded": replace(SAMPLED, record=True),
     "one partner, recorded, half": replace(SAMPLED, record=True, precision="half"),
     "one partner, compiled, recorded": replace(SAMPLED, record=True, compile=True),
     "one partner, compiled, recorded, half": replace(SAMPLED, record=True, compile=True, precision="half"),
+    "one partner, compiled, recorded, all-half": replace(SAMPLED, record=True, compile=True, precision="all-half"),
     "one partner, compiled, recorded, half, batch 500": replace(
         SAMPLED, record=True, compile=True, precision="half", batch_size=500
     ),
@@ -258,14 +260,14 @@ def agreement() -> dict[str, float | str]:
     return found
 
 
-def certification(folder: str, data_dir: str | None, images: int, block: int) -> dict[str, Any]:
+def certification(folder: str, data_dir: str | None, images: int, budget: float) -> dict[str, Any]:
     """Seconds of each stage of the cascade with joint refinement, groups of 5, on the first test images."""
     run = load_run(folder)
     test = load(run.config.data, data_dir=data_dir).test.to("cuda")
     x, y = as_float(test.images[:images]), test.labels[:images]
     torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    found = certify(run.network.to("cuda"), x, y, run.config.eps, CertifySettings(budget=2.0, block=block))
+    found = certify(run.network.to("cuda"), x, y, run.config.eps, CertifySettings(budget=budget))
     return {
         "images": len(x),
         "seconds": time.perf_counter() - started,
@@ -283,7 +285,7 @@ def main() -> None:
     parser.add_argument("--run", help="a run folder whose network is certified")
     parser.add_argument("--data-dir")
     parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--block", type=int, default=1000)
+    parser.add_argument("--budget", type=float, default=0.3, help="seconds per group for search and refinement")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise CitrusError("This benchmark needs an NVIDIA GPU that torch can use; `make bench` measures the CPU.")
@@ -315,7 +317,7 @@ def main() -> None:
             shares = ", ".join(f"{k} {100 * v:.0f} %" for k, v in row["profile"]["shares"].items())
             print(f"{row['step']}: {shares}")
     if options.run:
-        found["certification"] = certification(options.run, options.data_dir, options.images, options.block)
+        found["certification"] = certification(options.run, options.data_dir, options.images, options.budget)
         print(found["certification"])
     write_json(Path(options.out), found)
     print(f"written to {options.out}")

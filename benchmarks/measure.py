@@ -63,7 +63,7 @@ def measure(
     sizes: tuple[int, ...] = (1, 5, 20),
     count: int = 2000,
     certified: int = 0,
-    settings: CertifySettings = CertifySettings(budget=2.0, block=500),  # noqa: B008 - frozen
+    settings: CertifySettings = CertifySettings(budget=1.0),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
     """All numbers of the head of this file; `count` images are attacked, `certified` go through the whole cascade."""
     plain = graph(network.eval(), tuple(images.shape[1:])).map(Tensor.detach)
@@ -81,7 +81,7 @@ def measure(
         for size in sizes if count else ():
             found[f"attack{size}"] = attacked(plain, images[:count], labels[:count], eps, size)
     for size in sizes[1:] if certified else ():
-        each = CertifySettings(group_size=size, budget=settings.budget, block=settings.block)
+        each = CertifySettings(group_size=size, budget=settings.budget, intermediate=settings.intermediate)
         result = certify(plain, images[:certified], labels[:certified], eps, each)
         found["certified_images"] = min(certified, len(images))
         found[f"uap{size}"] = result.certified

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import citrus.methods.crown_ibp as module
 from citrus.attacks import Ascent, pgd
-from citrus.bounds import margin_loss, margins
+from citrus.bounds import Box, Planes, margin_loss, margins
 from citrus.errors import CitrusError
 from citrus.methods import IBP, Batch, CrownIBP
-from citrus.networks import fold
+from citrus.networks import Graph, fold
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 TO_THE_END = {"crown_start": 1.0, "crown_end": 1.0}
@@ -240,6 +240,34 @@ def test_huge_and_tiny_bounds_stay_finite_in_float32(fused: bool, weight: float,
     assert loss.dtype == torch.float32
     assert loss.isfinite()
     assert all(g.isfinite().all() for g in gradients(network, loss))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_images_beyond_doubt_have_no_loss_and_no_gradient_in_float32(fused: bool) -> None:
+    network, traced = make_network(dtype=torch.float32)
+    with torch.no_grad():
+        network[-1].weight *= 1e5
+    batch = make_batch(traced, eps=1e-6)
+    loss = CrownIBP(**TO_THE_END, fused=fused).loss(replace(batch, labels=batch.graph(batch.images).argmax(1))).loss
+    assert 0 <= loss < 1e-6
+    assert all(g.abs().max() < 1e-3 for g in gradients(network, loss))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_more_rows_are_carried_back_at_once_than_boxes_may_be_kept(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, traced = make_network()
+    rows: list[int] = []
+    planes = module.lower_planes
+
+    def spy(graph: Graph, centre: Tensor, spec: Tensor, boxes: list[Box]) -> Planes:
+        rows.append(spec.shape[0] * spec.shape[1])
+        return planes(graph, centre, spec, boxes)
+
+    monkeypatch.setattr(module, "lower_planes", spy)
+    CrownIBP(**TO_THE_END, fused=fused).loss(replace(make_batch(traced), max_boxes=4))
+    assert rows == ([4, 2] if fused else [3] * 6)
 
 
 @pytest.mark.parametrize("name", ["crown_start", "crown_end", "clean_start", "clean_end"])

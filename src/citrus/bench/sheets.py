@@ -51,7 +51,7 @@ def _cell(value: Any) -> str:
 
 
 def write_sheet(study: Study, name: str, sheet: Sheet) -> Path:
-    """TABLE.md, TABLE.json and the figures; then all tables that the folder holds in one file."""
+    """TABLE.md, TABLE.json and the figures."""
     out, found = study.out, environment()
     machine = {key: found[key] for key in ("citrus", "torch", "python", "cpu", "threads", "gpu", "started")}
     for file, figure in sheet.figures.items():
@@ -108,10 +108,3 @@ def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
         f"|---|{'---:|' * (len(header) - 1)}",
         *(f"| {' | '.join(row)} |" for row in cells),
     ]
-
-
-def write_together(out: Path, tables: Sequence[str]) -> Path:
-    """paper.md: the tables of the folder one after the other."""
-    texts = [path.read_text(encoding="utf-8") for name in tables if (path := out / f"{name}.md").exists()]
-    write_text(out / "paper.md", "\n".join(texts))
-    return out / "paper.md"

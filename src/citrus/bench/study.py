@@ -1,7 +1,7 @@
 """The runs behind the paper's tables: each is trained, attacked and certified once, however many tables show it.
 
-    study = Study(SCALES["cpu"], Path("runs/paper-cpu"))
-    found = study.measure(cases)      # finished runs are read, half-done ones go on; a failure is part of the answer
+study = Study(SCALES["cpu"], Path("runs/paper-cpu"))
+found = study.measure(cases)      # finished runs are read, half-done ones go on; a failure is part of the answer
 """
 
 import json

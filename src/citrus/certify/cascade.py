@@ -7,6 +7,7 @@ Stages: clean prediction, intervals, linear bounds (CROWN), optimised slopes, th
 witnesses), exact search over (image, wrong label) choices, and joint refinement of the sets that decide the count.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from citrus.certify.verifiers import Intermediate, Verifier, pick
 from citrus.errors import CitrusError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
+from citrus.networks.operations import Relu
 from citrus.networks.precision import true_float32
 
 
@@ -43,15 +45,15 @@ class CertifySettings:
     """Seconds per group for the search and the joint refinement."""
     attack: Ascent = field(default_factory=lambda: Ascent(steps=60, restarts=12))
     """The universal attack that gives the upper bound."""
-    block: int = 100
-    """Images that go through the cascade together, in whole groups."""
+    block: int = 0
+    """Images that go through the cascade together, in whole groups; 0 chooses by device and network."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.group_size < 1 or self.block < 1 or not self.budget > 0:
+        if self.group_size < 1 or self.block < 0 or not self.budget > 0:
             raise CitrusError(
-                f"group_size and block must be at least 1 and budget positive, got {self.group_size}, {self.block}, "
-                f"{self.budget}."
+                f"group_size must be at least 1, block not negative and budget positive, got {self.group_size}, "
+                f"{self.block}, {self.budget}."
             )
 
 
@@ -93,7 +95,9 @@ def certify(
     with true_float32(), torch.no_grad():
         right = classified_right(plain, images, labels)
         groups = list(enumerate(groups_of(plain, images, labels, eps, settings)))
-        for block in _blocks([(g, index) for g, index in groups if g not in skip], settings.block):
+        for block in _blocks(
+            [(g, index) for g, index in groups if g not in skip], block_size(settings, plain, images.device)
+        ):
             proof = _certify_block(plain, (images, labels, right), eps, settings, block, seconds)
             rows += proof.rows
             if on_block:
@@ -122,11 +126,27 @@ def groups_of(plain: Graph, images: Tensor, labels: Tensor, eps: float, settings
     if settings.grouping == "adaptive":
         parts = []
         verifier = pick(settings.verifier, settings.intermediate, plain)
-        for i in range(0, len(images), settings.block):
-            part = slice(i, i + settings.block)
+        size = block_size(settings, plain, images.device)
+        for i in range(0, len(images), size):
+            part = slice(i, i + size)
             parts.append(~prove_alone(plain, images[part], labels[part], eps, verifier).open.any(1))
         alone = torch.cat(parts)
     return form_groups(settings.grouping, settings.group_size, correct, alone)
+
+
+CPU_BLOCK, GPU_BLOCK = 100, 1000
+BYTES_PER_SLOPE = 32  # float32 slopes of every ReLU and row, their gradients and the optimiser's two moments, twice
+
+
+def block_size(settings: CertifySettings, plain: Graph, device: torch.device) -> int:
+    """Images of a block: as many as a quarter of a GPU's free memory holds the slopes of, a thousand at most."""
+    if settings.block:
+        return settings.block
+    if device.type != "cuda":
+        return CPU_BLOCK
+    neurons = sum(math.prod(node.shape) for node in plain.nodes if isinstance(node.op, Relu))
+    room = torch.cuda.mem_get_info(device)[0] // 4
+    return max(1, min(GPU_BLOCK, room // (BYTES_PER_SLOPE * (plain.classes - 1) * neurons)))
 
 
 Numbered = tuple[int, Tensor]

@@ -1,18 +1,23 @@
-"""`citrus bench methods`: train, attack and certify every method with the same budget, and print one table."""
+"""`citrus bench methods`: train, attack and certify every method with the same budget, and print one table.
+
+`citrus bench paper` is in bench_paper.py.
+"""
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from citrus.bench import Bench, Contest, Listener, Row, write_results
+from citrus.bench import Bench, Contest, Listener, write_results
 from citrus.bench.results import HEADER, caption, cells
+from citrus.commands.bench_paper import run_paper
+from citrus.commands.bench_progress import announce, report
 from citrus.commands.flags import parse_flags, take_word
-from citrus.console import Bar, duration, table
+from citrus.console import table
 from citrus.data import load
 from citrus.errors import CitrusError, suggest
 from citrus.inputs import parse_eps
-from citrus.training import Events, Progress, Stopped
+from citrus.training import Stopped
 
 
 @dataclass
@@ -75,7 +80,7 @@ def run_methods(arguments: list[str]) -> int:
     )
     splits = load(contest.data, data_dir=flags.data_dir)
     out = Path(flags.out)
-    bench = Bench(contest, splits, out, flags.device, Listener(_measured, _announce, _report))
+    bench = Bench(contest, splits, out, flags.device, Listener(_measured, announce, report))
     minutes = flags.minutes if flags.minutes is not None else 10.0 if digits else 60.0
     print("measuring the cost of a step", file=sys.stderr, flush=True)
     plan = bench.plan(minutes, flags.epochs)
@@ -94,33 +99,9 @@ def run_methods(arguments: list[str]) -> int:
     return 2 if any(row.error for row in rows) else 0
 
 
-BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"methods": run_methods}
+BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"methods": run_methods, "paper": run_paper}
 """`citrus bench NAME`: the first line of each function's docstring is its help."""
 
 
 def _measured(name: str, seconds: float) -> None:
     print(f"  {name:20}{1000 * seconds:8.1f} ms a step", file=sys.stderr, flush=True)
-
-
-def _announce(name: str, place: int, total: int) -> Events:
-    """A bar for the training of one method."""
-    what = f"[{place}/{total}] {name}"
-    print(what, file=sys.stderr, flush=True)
-    bar: Bar | None = None
-
-    def on_step(progress: Progress) -> None:
-        nonlocal bar
-        bar = bar or Bar(progress.steps, what, start=progress.step - 1)
-        bar.update(progress.step, f"eps {progress.eps:.4f} loss {progress.loss:.4f}")
-        if progress.step >= progress.steps:
-            bar.close()
-
-    return Events(on_step=on_step)
-
-
-def _report(row: Row) -> None:
-    text = row.error or (
-        f"clean {row.clean:.1f}, PGD {row.pgd:.1f}, UAP attack {row.uap:.1f}, certified single "
-        f"{row.certified_single:.1f}, certified UAP {row.certified_uap:.1f}, {duration(row.seconds)}"
-    )
-    print(f"{row.name}: {text}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from citrus.attacks import Model
 from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows
+from citrus.bounds.reduced import reduced_interval
 from citrus.networks import Graph
 
 
@@ -50,6 +51,8 @@ class Batch:
     """What the method keeps from step to step (`Method.initial_state`); it changes these tensors in place."""
     half: bool = False
     """Whether attacks run in bfloat16."""
+    box_type: torch.dtype | None = None
+    """What boxes are bounded in, if not in the type of the images."""
 
     def clipped(self, images: Tensor) -> Tensor:
         """Perturbed images, kept in [0, 1] where the run asks for it."""
@@ -139,7 +142,11 @@ def box_bounds(batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shr
     classes = batch.graph.classes
 
     def bound(c: Tensor, r: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        bounds = interval(batch.graph, c, r, margin_rows(y, classes, c.dtype), shrink, batch.keep_boxes)
+        rows = margin_rows(y, classes, c.dtype)
+        if batch.box_type is None:
+            bounds = interval(batch.graph, c, r, rows, shrink, batch.keep_boxes)
+        else:
+            bounds = reduced_interval(batch.graph, c, r, rows, shrink, batch.keep_boxes, batch.box_type)
         kept = bounds.pre_activations
         return bounds.lower, bounds.upper, *(t for b in kept for t in (b.centre, b.radius.expand_as(b.centre)))
 

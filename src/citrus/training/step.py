@@ -109,7 +109,8 @@ class Step:
             ramping=phase.ramping,
             stage=phase.stage,
             state=self.method_state,
-            half=config.precision == "half" and images.is_cuda,
+            half=config.precision in ("half", "all-half") and images.is_cuda,
+            box_type=torch.float16 if config.precision == "all-half" and images.is_cuda else None,
         )
         if phase.robust:
             result = config.method.loss(batch)

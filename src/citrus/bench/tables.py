@@ -1,0 +1,229 @@
+"""The paper's tables: which runs each one needs, and what it says when they are there.
+
+Table 1 (main), Table 2 (adversarial), Table 3 (ablation-si), and the times of appendix C (runtimes).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from citrus.bench.findings import Finding, above, certified_noise, clean_noise
+from citrus.bench.published import published
+from citrus.bench.scales import Case, Scale, Setting
+from citrus.bench.sheets import Columns, Sheet
+from citrus.bench.study import Measured, Results, Study
+from citrus.console import duration
+
+CERTIFIED = ("ibp", "sabr", "taps", "citrus")
+ADVERSARIAL = ("pgd", "uat", "cw_uat", "citrus")
+NAMES = {"cw_uat": "CW-UAT", "citrus_si": "CITRUS + SI"}
+CLOSE = 1.69  # points that the paper calls comparable
+LITTLE = 5.0  # percent that count as next to nothing
+ACCURACIES: Columns = (
+    ("clean", "clean"),
+    ("published", "published_clean"),
+    ("certified UAP", "certified_uap"),
+    ("published", "published_certified"),
+    ("UAP attack", "uap"),
+)
+
+
+def title_of(method: str) -> str:
+    return NAMES.get(method, method.upper())
+
+
+def ours(case: Case, measured: Measured) -> dict[str, Any]:
+    """What every row says of a run."""
+    row = measured.row
+    start: dict[str, Any] = {"setting": str(case.setting), "method": title_of(case.method), "run": case.name}
+    if row.error:
+        return start | {"error": row.error}
+    return start | {
+        "clean": row.clean,
+        "pgd": row.pgd,
+        "uap": row.uap,
+        "certified_single": row.certified_single,
+        "certified_uap": row.certified_uap,
+        "training_seconds": row.training_seconds,
+        "certification_seconds": measured.certification_seconds,
+        "seconds": row.seconds,
+    }
+
+
+def missing(found: Results, cases: Sequence[Case]) -> tuple[str, ...]:
+    return tuple(f"{c.setting} {c.name}: {found[c].row.error}" for c in cases if found[c].row.error)
+
+
+def beside(table: str, case: Case, setting: str) -> dict[str, Any]:
+    """The paper's accuracies for a method in one of its settings."""
+    theirs = published(table).row(setting, case.method)
+    return {"published_clean": theirs.clean, "published_certified": theirs.certified}
+
+
+def known(found: Results, cases: Sequence[Case]) -> bool:
+    return not any(found[case].row.error for case in cases)
+
+
+def unknown(*claims: str) -> tuple[Finding, ...]:
+    return tuple(Finding(claim, "not measured", "a run is missing") for claim in claims)
+
+
+# ------------------------------------------------------------------------------------------------------------ Table 1
+
+
+def main_cases(scale: Scale) -> list[Case]:
+    return [Case(setting, method) for setting in scale.main for method in CERTIFIED]
+
+
+def main(study: Study, found: Results) -> Sheet:
+    cases = main_cases(study.scale)
+    findings = [f for setting in study.scale.main for f in _main_findings(study, found, setting)]
+    return Sheet(
+        "main",
+        "Certified training methods",
+        (("setting", "setting"), ("method", "method"), *ACCURACIES),
+        tuple(ours(c, found[c]) | beside("main", c, c.setting.published) for c in cases),
+        tuple(findings),
+        missing=missing(found, cases),
+    )
+
+
+def _main_findings(study: Study, found: Results, setting: Setting) -> tuple[Finding, ...]:
+    best = f"{setting}: CITRUS has the highest clean accuracy"
+    close = f"{setting}: its certified UAP accuracy is the highest or at most {CLOSE} points below"
+    cases = [Case(setting, method) for method in CERTIFIED]
+    if not known(found, cases):
+        return unknown(best, close)
+    citrus = found[cases[-1]]
+    rivals = [found[case].row for case in cases[:-1]]
+    clean, certified = max(rivals, key=lambda r: r.clean), max(rivals, key=lambda r: r.certified_uap)
+    mine = citrus.row
+    return (
+        above(
+            *(best, mine.clean, clean.clean, clean_noise(citrus)),
+            f"{mine.clean:.2f}, next {title_of(clean.name)} {clean.clean:.2f}",
+        ),
+        above(
+            *(close, mine.certified_uap + CLOSE, certified.certified_uap, certified_noise(citrus, study.scale.images)),
+            f"{mine.certified_uap:.2f}, best other {title_of(certified.name)} {certified.certified_uap:.2f}",
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ Table 2
+
+
+def adversarial_cases(scale: Scale) -> list[Case]:
+    return [Case(setting, method) for setting in scale.adversarial for method in ADVERSARIAL]
+
+
+def adversarial(study: Study, found: Results) -> Sheet:
+    cases = adversarial_cases(study.scale)
+    findings = [f for setting in study.scale.adversarial for f in _adversarial_findings(study, found, setting)]
+    return Sheet(
+        "adversarial",
+        "Universal and standard adversarial training",
+        (("setting", "setting"), ("method", "method"), *ACCURACIES),
+        tuple(ours(c, found[c]) | beside("adversarial", c, "cifar10-8-255") for c in cases),
+        tuple(findings),
+        note="The published values are for CIFAR-10 at 8/255.",
+        missing=missing(found, cases),
+    )
+
+
+def _adversarial_findings(study: Study, found: Results, setting: Setting) -> tuple[Finding, ...]:
+    clean = f"{setting}: every adversarially trained network has a higher clean accuracy than CITRUS"
+    more = f"{setting}: CITRUS has the highest certified UAP accuracy"
+    nothing = f"{setting}: adversarial training leaves next to nothing certified (below {LITTLE:g} %)"
+    cases = [Case(setting, method) for method in ADVERSARIAL]
+    if not known(found, cases):
+        return unknown(clean, more, nothing)
+    citrus, mine = found[cases[-1]], found[cases[-1]].row
+    rivals = [found[case].row for case in cases[:-1]]
+    least, most = min(row.clean for row in rivals), max(row.certified_uap for row in rivals)
+    noise = certified_noise(citrus, study.scale.images)
+    evidence = f"CITRUS {mine.certified_uap:.2f}, the others at most {most:.2f}"
+    return (
+        above(
+            *(clean, least, mine.clean, clean_noise(citrus)),
+            f"CITRUS {mine.clean:.2f}, the others at least {least:.2f}",
+        ),
+        above(more, mine.certified_uap, most, noise, evidence),
+        Finding(nothing, "yes" if most < LITTLE else "no", f"at most {most:.2f}"),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ Table 3
+
+
+def same_input_cases(scale: Scale) -> list[Case]:
+    return [Case(scale.focus, "citrus"), Case(scale.focus, "citrus_si")]
+
+
+def same_input(study: Study, found: Results) -> Sheet:
+    cases = same_input_cases(study.scale)
+    lower = "adding same-input boxes lowers clean accuracy"
+    higher = "adding same-input boxes raises certified UAP accuracy a little"
+    findings = unknown(lower, higher)
+    if known(found, cases):
+        a, b = (found[case].row for case in cases)
+        noise = certified_noise(found[cases[0]], study.scale.images)
+        findings = (
+            above(lower, a.clean, b.clean, clean_noise(found[cases[0]]), f"{a.clean:.2f} to {b.clean:.2f}"),
+            above(higher, b.certified_uap, a.certified_uap, noise, f"{a.certified_uap:.2f} to {b.certified_uap:.2f}"),
+        )
+    return Sheet(
+        "ablation-si",
+        "CITRUS with same-input boxes",
+        (("method", "method"), ("setting", "setting"), *ACCURACIES),
+        tuple(ours(c, found[c]) | beside("ablation-si", c, "cifar10-8-255") for c in cases),
+        findings,
+        note="The published values are for CIFAR-10 at 8/255.",
+        missing=missing(found, cases),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- times
+
+
+def runtimes(study: Study, found: Results) -> Sheet:
+    cases, scale = main_cases(study.scale), study.scale
+    return Sheet(
+        "runtimes",
+        "Training and certification times",
+        (
+            *(
+                ("setting", "setting"),
+                ("method", "method"),
+                ("training", "training"),
+                ("published", "published_training"),
+            ),
+            *(("certification", "certification"), ("s an image", "image_seconds"), ("published s", "published_image")),
+        ),
+        tuple(ours(c, found[c]) | _times(c, found[c], scale.images) for c in cases),
+        tuple(_cost_finding(found, setting) for setting in scale.main),
+        note=f"Ours certifies the first {scale.images} test images. Times are hours:minutes:seconds.",
+        missing=missing(found, cases),
+    )
+
+
+def _times(case: Case, measured: Measured, images: int) -> dict[str, Any]:
+    theirs = published("runtimes").row(case.setting.published, case.method)
+    row = measured.row
+    minutes, hours = theirs.training_minutes, theirs.certification_hours
+    return {
+        "training": None if row.error else duration(row.training_seconds),
+        "certification": None if row.error else duration(measured.certification_seconds),
+        "image_seconds": None if row.error else measured.certification_seconds / images,
+        "published_training": None if minutes is None else duration(60 * minutes),
+        "published_image": None if hours is None else 3600 * hours / 10_000,
+    }
+
+
+def _cost_finding(found: Results, setting: Setting) -> Finding:
+    claim = f"{setting}: CITRUS takes several times as long to train as SABR (4.21 times in the paper)"
+    cases = [Case(setting, "sabr"), Case(setting, "citrus")]
+    if not known(found, cases):
+        return unknown(claim)[0]
+    sabr, citrus = (found[case].row.training_seconds for case in cases)
+    ratio = citrus / sabr if sabr else float("inf")
+    return Finding(claim, "yes" if ratio >= 2 else "no", f"{ratio:.2f} times: {citrus:.0f} s and {sabr:.0f} s")
