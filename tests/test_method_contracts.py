@@ -75,14 +75,6 @@ def reorderings(method: AnyMethod) -> list[list[int]]:
     ("name", "order"), [(name, order) for name, method in CASES.items() for order in reorderings(method)]
 )
 def test_the_order_of_the_batch_does_not_matter(name: str, order: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    rand = torch.rand
-
-    def alike(*shape: Any, **options: Any) -> Tensor:
-        """The same noise in every row."""
-        size = shape[0] if isinstance(shape[0], tuple) else shape
-        return rand(size[1:], **options).expand(size).clone()
-
-    monkeypatch.setattr(torch, "rand", alike)
     network, traced = make_network()
     first = batch_of(name, traced)
     images, labels = first.images[order], first.labels[order]
@@ -94,10 +86,22 @@ def test_the_order_of_the_batch_does_not_matter(name: str, order: list[int], mon
         clean_loss=F.cross_entropy(logits, labels),
         graph=fold(traced, statistics),
     )
+    same_noise_in_every_row(monkeypatch)
     losses = [CASES[name].loss(batch).loss for batch in (first, other)]
     torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
     for a, b in zip(*(gradients(network, loss) for loss in losses), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+
+
+def same_noise_in_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rand, uniform_ = torch.rand, Tensor.uniform_
+
+    def one_row(*shape: Any, **options: Any) -> Tensor:
+        size = shape[0] if isinstance(shape[0], tuple) else shape
+        return rand(size[1:], **options).expand(size).clone()
+
+    monkeypatch.setattr(torch, "rand", one_row)
+    monkeypatch.setattr(Tensor, "uniform_", lambda x, **options: x.copy_(uniform_(x[0].clone(), **options)))
 
 
 # ------------------------------------------------------------------------------------------------------------- bounds

@@ -38,5 +38,5 @@ def test_float16_keeps_gradients_that_would_vanish() -> None:
     batch = make_batch(traced)
     plain, reduced = (IBP().loss(replace(batch, box_type=kind)).loss * 1e-8 for kind in (None, torch.float16))
     for a, b in zip(gradients(network, plain), gradients(network, reduced), strict=True):
-        assert 0 < a.abs().max() < 2e-7
+        assert 0 < a.abs().max() < 3e-7
         torch.testing.assert_close(a, b, rtol=0.05, atol=float(0.02 * a.abs().max()))
