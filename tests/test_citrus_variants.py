@@ -93,6 +93,17 @@ def test_the_second_loss_is_that_of_the_centres(
     assert losses[1.0] < losses[0.25] < losses[0.0], "a point of a box never costs more than the box"
 
 
+def test_the_second_loss_may_be_that_of_each_image_under_its_own_perturbation(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, traced = make_network()
+    calls = spy_on("pgd", monkeypatch)
+    batch = make_batch(traced, 6, False)
+    methods = [Citrus(TAU_RATIO, group_size=3, mix=m, mix_with="own", attack=FEW_STEPS) for m in (0.0, 0.25, 1.0)]
+    plain, mixed, own = (method.loss(make_batch(traced, 6, False)).loss for method in methods)
+    points = torch.stack([point_loss(network, batch, i, calls[0][1][i]) for i in range(6)])
+    assert_same(network, own, points.mean())
+    assert_same(network, mixed, 0.75 * plain + 0.25 * points.mean())
+
+
 def test_boxes_without_extent_are_their_centres_already() -> None:
     traced = make_network()[1]
     methods = [Citrus(0.0, group_size=3, mix=m, mix_with="adversarial", attack=FEW_STEPS) for m in (0.0, 0.6, 1.0)]

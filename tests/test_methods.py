@@ -55,6 +55,7 @@ CASES: dict[str, AnyMethod] = {
     "citrus-k3": Citrus(tau_ratio=0.4, group_size=3, k=3, attack=FEW_STEPS),
     "citrus-k3-sampled": Citrus(tau_ratio=0.4, group_size=0, k=3, partners=2, attack=FEW_STEPS),
     "citrus-worst": Citrus(tau_ratio=0.4, group_size=0, partners=1, worst_of=3, attack=FEW_STEPS),
+    "citrus-own": Citrus(tau_ratio=0.4, group_size=3, mix=0.3, mix_with="own", attack=FEW_STEPS),
     "citrus-mixed": Citrus(tau_ratio=0.4, group_size=3, mix=0.3, mix_with="adversarial", attack=FEW_STEPS),
     "citrus-memory": Citrus(tau_ratio=0.4, group_size=3, partners=1, memory=30, tau_start=0.5, attack=FEW_STEPS),
     "mtl_ibp": MTLIBP(alpha=0.3, attack=FEW_STEPS),

@@ -53,8 +53,8 @@ class Citrus(Method):
     """Perturbations drawn for each image; the `partners` with the highest loss at x_i + v_j are kept. 0: no choice."""
     mix: float = 0.0
     """Share of a second loss in this one, as in the expressive losses."""
-    mix_with: Literal["clean", "adversarial"] = "clean"
-    """The second loss: of the clean images, or of the centres of the boxes."""
+    mix_with: Literal["clean", "adversarial", "own"] = "clean"
+    """The second loss: of the clean images, of the centres of the boxes, or of the images' own perturbed ones."""
     memory: int = 0
     """Recent perturbations that are kept and from which partners are drawn instead of from the group; 0: none."""
     tau_start: float = 1.0
@@ -152,7 +152,12 @@ class Citrus(Method):
         losses, boxes = box_losses(batch, centre, tau, labels)
         loss = mean(losses)
         if self.mix:
-            second = batch.clean_loss if self.mix_with == "clean" else mean(point_losses(batch, centre, labels))
+            second = batch.clean_loss
+            if self.mix_with == "adversarial":
+                second = mean(point_losses(batch, centre, labels))
+            elif self.mix_with == "own":
+                points = (batch.images[:, None] + delta[own]).flatten(0, 1)
+                second = point_losses(batch, points, batch.labels.repeat_interleave(own.shape[1])).mean()
             loss = (1 - self.mix) * loss + self.mix * second
         return MethodLoss(loss, boxes)
 
