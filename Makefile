@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test bench lint clean
+.PHONY: quickstart test bench docs lint clean
 
 quickstart: .venv/quickstart  ## train and attack a small network on real digits, three minutes at most
 	$(BIN)/citrus train quickstart
@@ -17,6 +17,10 @@ test: .venv/dev  ## everything that CI runs
 bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed and ours, and each method beside a standard step
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/methods_step.py
+
+docs: .venv/docs  ## the documentation as a static site: open site/index.html
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 lint: .venv/dev
 	$(BIN)/ruff check --fix .
@@ -38,5 +42,9 @@ lint: .venv/dev
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
+.venv/docs: .venv/quickstart
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache

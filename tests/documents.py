@@ -29,10 +29,12 @@ NEEDS = {
     "onnx": ("the package onnx", lambda: importlib.util.find_spec("onnx") is not None),
     "tensorboard": ("the package tensorboard", lambda: importlib.util.find_spec("tensorboard") is not None),
 }
-# What makes a command short, unless the page gives the flag itself.
-TRAIN = "--epochs 2 --ramp-epochs 1 --warmup-epochs 0 --milestones 1 --test-images 20"
+# What makes commands that begin so short, unless the page gives the flag itself.
+FEW = "--epochs 2 --ramp-epochs 1 --warmup-epochs 0 --milestones 1 --test-images 20"
 QUICK = {
-    "citrus train": TRAIN,
+    "citrus train": FEW,
+    "citrus train quickstart --": "--network mlp",
+    "python -m citrus.training": f"{FEW} --network mlp",
     "citrus certify": "--images 40 --budget 1s",
     "citrus attack": "--images 20",
     "citrus bench methods": "--epochs 1 --images 10",

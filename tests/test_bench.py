@@ -56,7 +56,7 @@ def test_all_methods_take_part_with_the_same_budget(data: str, epochs: int, imag
         assert (config.data, config.network, config.eps) == (data, "convsmall", contest.eps)
         assert (config.epochs, config.seed, config.validation) == (epochs, 3, 0)
         assert config.batch_size == (125 if images == 60_000 else 50)
-        assert (config.test_images, config.group_size) == (50, 5)
+        assert (config.test_images, config.group_size, config.clip) == (50, 5, False)
         assert all(m < epochs for m in config.milestones)
 
 
@@ -177,6 +177,7 @@ def test_rows_are_sound_and_what_is_finished_is_not_redone(
     for row in rows:
         assert not row.error
         assert 0 <= row.certified_single <= row.certified_uap <= row.uap <= 100
+        assert row.certified_single <= row.pgd <= row.uap
         assert row.clean > 0
         assert 0 <= row.training_seconds < row.seconds
         network = load_run(tmp_path / row.name).network

@@ -9,7 +9,7 @@ import pytest
 import test_method_contracts as contracts
 import test_methods as methods
 import torch
-from documents import PAGES, ROOT, Reader, blocks, compare, example, namespace
+from documents import NEEDS, PAGES, ROOT, Reader, blocks, compare, example, namespace
 from helpers import CLASSES, ZOO, Case, folded, images, samples_in_box
 from steps import make_batch, make_network
 from torch import Tensor
@@ -47,6 +47,7 @@ def test_blocks_that_are_not_run_say_why(page: str) -> None:
         where = f"{page}:{block.line}"
         assert block.language in ("python", "console", "text"), where
         assert block.comments.keys() <= {"needs", "not run", "example"}, where
+        assert {name.strip() for name in block.comments.get("needs", "digits").split(",")} <= NEEDS.keys(), where
         assert "not run" not in block.comments or len(block.comments["not run"].split()) > 2, where
 
 

@@ -56,6 +56,7 @@ def _same_for_all(config: TrainConfig, contest: Contest, train_images: int) -> T
         data=contest.data,
         network=contest.network,
         eps=contest.eps,
+        clip=False,
         batch_size=125 if train_images >= FEW_IMAGES else 50,
         validation=0,
         test_images=contest.images,

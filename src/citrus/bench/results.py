@@ -36,11 +36,11 @@ def caption(contest: Contest, plan: Plan) -> str:
     """How the numbers were made, in one paragraph."""
     return (
         f"{contest.network} on {contest.data} at eps {format_eps(contest.eps)}, {plan.epochs} "
-        f"epoch{'s'[: plan.epochs > 1]} for every method, "
-        f"seed {contest.seed} (n = 1). Percent: clean accuracy on all test images; the rest on the first "
-        f"{contest.images}: PGD with 40 steps, the smaller of two universal attacks on groups of {contest.group_size} "
-        "in data set order, images proved one by one (intervals, CROWN, optimised slopes), and proved survivors of "
-        f"every perturbation that a group shares (with {plan.proof_seconds:.2g} s of search and refinement per group)."
+        f"epoch{'s'[: plan.epochs > 1]} for every method, seed {contest.seed} (n = 1). Percent: clean accuracy on all "
+        f"test images; the rest on the first {contest.images}: PGD with 40 steps (or the universal attack, where that "
+        f"fools more), the smaller of two universal attacks on groups of {contest.group_size} in data set order, "
+        "images proved one by one (intervals, CROWN, optimised slopes), and proved survivors of every perturbation "
+        f"that a group shares (with {plan.proof_seconds:.2g} s of search and refinement per group)."
     )
 
 

@@ -84,7 +84,7 @@ def run_methods(arguments: list[str]) -> int:
     minutes = flags.minutes if flags.minutes is not None else 10.0 if digits else 60.0
     print("measuring the cost of a step", file=sys.stderr, flush=True)
     plan = bench.plan(minutes, flags.epochs)
-    print(f"{plan.epochs} epochs for every method", file=sys.stderr, flush=True)
+    print(f"epochs for every method: {plan.epochs}", file=sys.stderr, flush=True)
     try:
         rows = bench.compete(plan)
     except Stopped:

@@ -66,7 +66,9 @@ class Step:
             logits, statistics = self.trace.forward_with_statistics(images)
             clean = F.cross_entropy(logits, labels)
             robust, boxes = self._method_loss(phase, images, labels, clean, statistics)
-            loss = config.clean_weight * clean + (1 - config.clean_weight) * robust
+            # 0 * clean would give layers that a method leaves alone a gradient of zeros, and Adam would move them
+            mixed = config.clean_weight * clean + (1 - config.clean_weight) * robust
+            loss = mixed if config.clean_weight else robust
             parts = {"clean_loss": clean, "robust_loss": robust}
             if boxes:
                 parts["regularizer"] = regularizer(boxes, self.std)
