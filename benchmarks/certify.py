@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from citrus.bounds import AlphaSettings, alpha, crown, interval, margin_rows, wrong_labels
-from citrus.certify import Planes, search_subsets
+from citrus.certify import ChoicePlanes, search_subsets
 from citrus.console import table
 from citrus.data import as_float, load
 from citrus.files import write_json
@@ -47,7 +47,7 @@ def bounds(nets: Path, data_dir: str | None) -> dict[str, float]:
         }
 
 
-def random_planes(count: int, pixels: int, generator: torch.Generator) -> Planes:
+def random_planes(count: int, pixels: int, generator: torch.Generator) -> ChoicePlanes:
     """Planes as networks give them: a part per class, one per image, and noise; about half of the labels are open."""
 
     def normal(*shape: int) -> Tensor:
@@ -60,7 +60,7 @@ def random_planes(count: int, pixels: int, generator: torch.Generator) -> Planes
     wrong, classes = wrong_labels(labels, 10), normal(10)
     slopes = 0.6 * (classes[labels][:, None] - classes[wrong]) + 0.7 * normal(count, 1) + 0.7 * normal(count, 9)
     offsets = (0.4 + 1.2 * (0.5 * uniform(count, 1) + 0.5 * uniform(count, 9))) * slopes.abs().sum(2)
-    return Planes.of(slopes, offsets, wrong, 1.0)
+    return ChoicePlanes.of(slopes, offsets, wrong, 1.0)
 
 
 def search(groups: int, count: int, pixels: int) -> float:

@@ -7,7 +7,7 @@ from helpers import CLASSES, Case, case_named, images
 from torch import Tensor, nn
 
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, interval, margin_rows, wrong_labels
-from citrus.certify import Planes, search_subsets
+from citrus.certify import ChoicePlanes, search_subsets
 from citrus.certify.checker import check
 from citrus.certify.proofs import GroupCertificate, Intermediate, PlaneSource, Proof
 from citrus.networks import Graph
@@ -39,7 +39,7 @@ def certify(
         assert bounds.slopes is not None
         slopes = bounds.slopes
     assert bounds.lower_planes is not None
-    planes = Planes.of(bounds.lower_planes.a.flatten(2), bounds.lower_planes.b, wrong, eps, ~by_interval)
+    planes = ChoicePlanes.of(bounds.lower_planes.a.flatten(2), bounds.lower_planes.b, wrong, eps, ~by_interval)
     result = search_subsets(planes)
     where = {(i, int(wrong[i, k])): (i, k) for i in range(count) for k in range(CLASSES - 1)}
     sources = {

@@ -14,7 +14,7 @@ from citrus.bounds import LinearSettings, crown, lower_planes, margin_rows
 from citrus.bounds.interval import Box
 from citrus.bounds.margins import wrong_labels
 from citrus.bounds.substitution import relu_places
-from citrus.certify import Planes, SubsetSearch, covers, dual_value
+from citrus.certify import ChoicePlanes, SubsetSearch, covers, dual_value
 from citrus.certify.joint import Instance, JointResult, JointSettings, Subset, refine_subsets
 from citrus.certify.rounds import STRONGEST, RoundSettings, refine_groups
 from citrus.errors import CitrusError
@@ -126,7 +126,7 @@ def searches_of(instance: Instance, size: int) -> tuple[list[list[int]], list[Su
     groups = [list(range(k, k + size)) for k in range(0, len(instance.images), size)]
     parts = (bounds.lower_planes.a.flatten(2), bounds.lower_planes.b, wrong_labels(instance.labels, CLASSES))
     return groups, [
-        SubsetSearch(Planes.of(*(part[group] for part in parts), instance.eps, ~(bounds.lower[group] > 0)))
+        SubsetSearch(ChoicePlanes.of(*(part[group] for part in parts), instance.eps, ~(bounds.lower[group] > 0)))
         for group in groups
     ]
 

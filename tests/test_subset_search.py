@@ -10,9 +10,9 @@ import torch
 
 from citrus.certify import (
     Budget,
+    ChoicePlanes,
     Conflict,
     Contradiction,
-    Planes,
     SearchResult,
     SubsetSearch,
     covers,
@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def random_planes(seed: int, whole: bool = False) -> Planes:
+def random_planes(seed: int, whole: bool = False) -> ChoicePlanes:
     """A small group; with `whole`, small integers, so that ties and planes that are zero are common."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -51,10 +51,10 @@ def random_planes(seed: int, whole: bool = False) -> Planes:
         slopes = torch.randn(*shape, pixels, generator=rng, dtype=torch.float64)
         offsets = slopes.abs().sum(-1) * 0.25 * (1.5 * torch.rand(shape, generator=rng, dtype=torch.float64) - 0.1)
     names = torch.stack([torch.randperm(10, generator=rng)[:labels] for _ in range(images)])
-    return Planes.of(slopes, offsets, names, eps)
+    return ChoicePlanes.of(slopes, offsets, names, eps)
 
 
-def large_planes(images: int, seed: int, pixels: int = 3072, low: float = 0.4, high: float = 1.6) -> Planes:
+def large_planes(images: int, seed: int, pixels: int = 3072, low: float = 0.4, high: float = 1.6) -> ChoicePlanes:
     """Dense planes with the structure of class directions, an image's own direction, and noise."""
     rng = torch.Generator().manual_seed(seed)
     truth = torch.randint(0, 10, (images,), generator=rng)
@@ -64,14 +64,14 @@ def large_planes(images: int, seed: int, pixels: int = 3072, low: float = 0.4, h
     slopes = 0.6 * (classes[truth][:, None] - classes[labels]) + 0.7 * own + 0.7 * noise
     share = 0.5 * torch.rand(images, 1, generator=rng) + 0.5 * torch.rand(images, 9, generator=rng)
     eps = 8 / 255
-    return Planes.of(slopes, (low + (high - low) * share) * eps * slopes.abs().sum(-1), labels, eps)
+    return ChoicePlanes.of(slopes, (low + (high - low) * share) * eps * slopes.abs().sum(-1), labels, eps)
 
 
-def labels_of(planes: Planes) -> list[list[int]]:
+def labels_of(planes: ChoicePlanes) -> list[list[int]]:
     return [[j for i, j in planes.choices if i == image] for image in range(planes.images)]
 
 
-def exact_value(planes: Planes, conflict: Conflict) -> Fraction:
+def exact_value(planes: ChoicePlanes, conflict: Conflict) -> Fraction:
     """g(lambda) in rational arithmetic: every float is a whole number of 2^-300."""
 
     def whole(x: float) -> int:
@@ -87,7 +87,7 @@ def exact_value(planes: Planes, conflict: Conflict) -> Fraction:
     return Fraction(value * 2**300 - whole(planes.eps) * sum(abs(x) for x in mixed), 2**900)
 
 
-def check(planes: Planes, result: SearchResult) -> None:
+def check(planes: ChoicePlanes, result: SearchResult) -> None:
     """Everything a result claims, from the planes alone."""
     for conflict in result.conflicts:
         assert conflict.lambdas
@@ -202,7 +202,7 @@ def test_critical_sets_decide_the_count() -> None:
         assert len(SubsetSearch(planes).critical()) == 0, "there is nothing to say before a run"
 
 
-def brute_force_sets(planes: Planes, size: int) -> set[tuple[tuple[int, int], ...]]:
+def brute_force_sets(planes: ChoicePlanes, size: int) -> set[tuple[tuple[int, int], ...]]:
     every = itertools.combinations(range(len(planes.choices)), size)
     sets = [chosen for chosen in every if len({planes.choices[c][0] for c in chosen}) == size]
     answers = Oracle(planes).settle(sets)
@@ -289,10 +289,10 @@ def largest_free(conflicts: list[tuple[tuple[int, int], ...]], labels: list[list
 
 def test_one_image_and_no_open_labels() -> None:
     slopes, labels = torch.ones(1, 1, 4), torch.tensor([[7]])
-    assert search_subsets(Planes.of(slopes, torch.tensor([[4.1]]), labels, 1.0)).survivors == 1
-    tie = search_subsets(Planes.of(slopes, torch.tensor([[4.0]]), labels, 1.0))
+    assert search_subsets(ChoicePlanes.of(slopes, torch.tensor([[4.1]]), labels, 1.0)).survivors == 1
+    tie = search_subsets(ChoicePlanes.of(slopes, torch.tensor([[4.0]]), labels, 1.0))
     assert (tie.survivors, tie.exact, tie.violable) == (0, True, ((0, 7),))
-    closed = Planes.of(torch.ones(3, 2, 4), torch.zeros(3, 2), torch.ones(3, 2), 1.0, torch.zeros(3, 2))
+    closed = ChoicePlanes.of(torch.ones(3, 2, 4), torch.zeros(3, 2), torch.ones(3, 2), 1.0, torch.zeros(3, 2))
     nothing = search_subsets(closed)
     assert (nothing.survivors, nothing.exact, nothing.violable, nothing.conflicts) == (3, True, (), ())
     assert solve_count(closed) == (0, ())
@@ -302,22 +302,22 @@ def test_numbers_that_are_not_finite_prove_nothing() -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         slopes, labels = torch.zeros(2, 2, 5), torch.tensor([[1, 2], [0, 2]])
         offsets = torch.ones(2, 2)
-        assert search_subsets(Planes.of(slopes, offsets, labels, 0.1)).survivors == 2
+        assert search_subsets(ChoicePlanes.of(slopes, offsets, labels, 0.1)).survivors == 2
         slopes[0, 1, 3] = bad
-        assert search_subsets(Planes.of(slopes, offsets, labels, 0.1)).survivors == 1
+        assert search_subsets(ChoicePlanes.of(slopes, offsets, labels, 0.1)).survivors == 1
         offsets[1, 0] = bad
-        result = search_subsets(Planes.of(slopes, offsets, labels, 0.1))
+        result = search_subsets(ChoicePlanes.of(slopes, offsets, labels, 0.1))
         assert (result.survivors, result.exact) == (0, True)
 
 
 def test_bad_input_is_named() -> None:
     planes = random_planes(1)
     with pytest.raises(CitrusError, match="eps"):
-        Planes.of(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1), float("nan"))
+        ChoicePlanes.of(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1), float("nan"))
     with pytest.raises(CitrusError, match="shapes"):
-        Planes.of(torch.ones(1, 2, 2), torch.ones(1, 1), torch.ones(1, 1), 0.1)
+        ChoicePlanes.of(torch.ones(1, 2, 2), torch.ones(1, 1), torch.ones(1, 1), 0.1)
     with pytest.raises(CitrusError, match="distinct"):
-        Planes.of(torch.ones(1, 2, 2), torch.ones(1, 2), torch.ones(1, 2), 0.1)
+        ChoicePlanes.of(torch.ones(1, 2, 2), torch.ones(1, 2), torch.ones(1, 2), 0.1)
     with pytest.raises(CitrusError, match="cut"):
         search_subsets(planes, [[(99, 0)]])
     with pytest.raises(CitrusError, match="witness"):
@@ -335,7 +335,7 @@ def test_the_rounding_bound_holds_in_rational_arithmetic() -> None:
         lambdas = torch.rand(5, generator=rng, dtype=torch.float64)
         offsets = 0.1 * slopes.abs().sum(1) * torch.rand(5, generator=rng, dtype=torch.float64)
         value, rounding = dual_value(slopes, offsets, 0.1, lambdas)
-        planes = Planes(1, 0.1, ((0, 1),), torch.zeros(5, dtype=torch.long), slopes, offsets)
+        planes = ChoicePlanes(1, 0.1, ((0, 1),), torch.zeros(5, dtype=torch.long), slopes, offsets)
         conflict = Conflict(((0, 1),), tuple(range(5)), tuple(lambdas.tolist()))
         error = abs(exact_value(planes, conflict) - Fraction(float(value)))
         assert error <= Fraction(float(rounding))

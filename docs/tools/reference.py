@@ -4,12 +4,15 @@ import ast
 import enum
 import importlib
 import inspect
+import pkgutil
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
 import citrus
+import citrus.commands
 from citrus.cli import COMMANDS
 from citrus.methods import METHODS
 
@@ -38,12 +41,14 @@ def methods_page() -> str:
 
 def commands_page() -> str:
     parts = ["# Commands and their flags", "`citrus COMMAND --help` says the same; `--debug` shows a whole traceback."]
+    files = [file.name for file in pkgutil.iter_modules(citrus.commands.__path__)]
     for name, text in COMMANDS.items():
-        module = importlib.import_module(f"citrus.commands.{name}")
         parts += [f"## citrus {name}", f"{text[0].upper()}{text[1:]}."]
-        for kind in vars(module).values():
-            if inspect.isclass(kind) and is_dataclass(kind) and kind.__module__ == module.__name__:
-                parts += [prose(inspect.getdoc(kind) or ""), _fields(kind, flags=True)]
+        for file in (file for file in files if file.split("_")[0] == name):
+            module = importlib.import_module(f"citrus.commands.{file}")
+            for kind in vars(module).values():
+                if inspect.isclass(kind) and is_dataclass(kind) and kind.__module__ == module.__name__:
+                    parts += [prose(inspect.getdoc(kind) or ""), _fields(kind, flags=True)]
     return "\n\n".join(parts)
 
 
@@ -59,9 +64,7 @@ def prose(text: str) -> str:
 
 
 def _plain(text: str, outside: bool) -> str:
-    for sign in "\\*_<[" if outside else "":
-        text = text.replace(sign, f"&#{ord(sign)};")
-    return text
+    return re.sub(r"[\\*_<\[]", lambda sign: f"&#{ord(sign[0])};", text) if outside else text
 
 
 def _object(name: str, thing: Any) -> Iterator[str]:
@@ -82,8 +85,7 @@ def _object(name: str, thing: Any) -> Iterator[str]:
 
 def _signature(name: str, function: Any) -> str:
     lines = textwrap.dedent(inspect.getsource(inspect.unwrap(function))).splitlines()
-    node = ast.parse("\n".join(lines)).body[0]
-    assert isinstance(node, ast.FunctionDef)
+    node: Any = ast.parse("\n".join(lines)).body[0]
     head = [line.split("  #")[0] for line in lines[node.lineno - 1 : node.body[0].lineno - 1]]
     text = "\n".join(head).removeprefix(f"def {function.__name__}").rstrip(":")
     return f"```python\n{name}{text}\n```"
@@ -99,8 +101,7 @@ def _fields(kind: type, flags: bool = False) -> str:
 
 
 def _written(kind: type, flags: bool) -> Iterator[tuple[str, tuple[str, str]]]:
-    node = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(node, ast.ClassDef)
+    node: Any = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     for entry, following in zip(node.body, [*node.body[1:], None], strict=True):
         target = entry.target if isinstance(entry, ast.AnnAssign) else None
         if isinstance(entry, ast.Assign) and issubclass(kind, enum.Enum):

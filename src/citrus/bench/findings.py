@@ -41,11 +41,14 @@ def above(claim: str, high: float, low: float, noise: float, evidence: str) -> F
     return Finding(claim, answer, f"{evidence}; one standard error is {noise:.2f}")
 
 
-def trend(claim: str, x: Sequence[float], y: Sequence[float], rising: bool) -> Finding:
-    """Holds when most pairs of points are ordered as claimed."""
+def trend(claim: str, x: Sequence[float], y: Sequence[float], rising: bool, noise: float) -> Finding:
+    """Holds when most pairs of points are ordered as claimed; points within the noise of each other decide nothing."""
     correlation = kendall(x, y)
-    evidence = f"rank correlation {correlation:+.2f} over {len(x)} values, from {y[0]:.2f} to {y[-1]:.2f}"
-    if abs(correlation) < CLEAR_TREND:
+    evidence = (
+        f"rank correlation {correlation:+.2f} over {len(x)} values, from {y[0]:.2f} to {y[-1]:.2f}; one standard error "
+        f"is {noise:.2f}"
+    )
+    if abs(correlation) < CLEAR_TREND or max(y) - min(y) <= noise:
         return Finding(claim, "unclear", evidence)
     return Finding(claim, "yes" if (correlation > 0) == rising else "no", evidence)
 

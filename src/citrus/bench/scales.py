@@ -96,14 +96,14 @@ class Scale:
         return Contest(setting.data, self.network, setting.eps, GROUP, self.images, seed, methods)
 
     def config(self, case: Case, seed: int) -> TrainConfig:
-        """The configuration of a case; a method that does not exist is an error."""
+        """The configuration of a case, CITRUS as in Algorithm 1; a method that does not exist is an error."""
         config = self._published(case, seed) if self.epochs is None else self._short(case, seed, self.epochs)
         if not isinstance(config.method, Citrus):
             return config
         size = case.group_size or GROUP
         tau = config.method.tau_ratio if case.tau_ratio is None else case.tau_ratio
         partners = SAMPLED if size > LARGEST_EXACT else 0
-        method = replace(config.method, tau_ratio=tau, group_size=size, partners=partners)
+        method = type(config.method)(tau_ratio=tau, group_size=size, partners=partners, attack=config.method.attack)
         # The paper's batch is one group, so that it grows with it; a short training has larger ones of many groups.
         return replace(config, method=method, batch_size=size if self.epochs is None else self.batch_size)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from citrus.bench.findings import Finding
-from citrus.bench.published import published, source
+from citrus.bench.published import PublishedTable, published, source
 from citrus.bench.scales import GROUP
 from citrus.bench.study import Study
 from citrus.files import write_json, write_text
@@ -61,7 +61,7 @@ def write_sheet(study: Study, name: str, sheet: Sheet) -> Path:
         {
             "table": sheet.table,
             "title": sheet.title,
-            "published": {"source": source(), **asdict(published(sheet.table))},
+            "published": {"source": source(), **_known(published(sheet.table))},
             "scale": name,
             "seed": study.seed,
             "machine": machine,
@@ -71,9 +71,15 @@ def write_sheet(study: Study, name: str, sheet: Sheet) -> Path:
         },
     )
     path = out / f"{sheet.table}.md"
-    where = f"{machine['gpu'] or machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
+    threads = f"{machine['threads']} thread{'s'[: machine['threads'] > 1]}"
+    where = f"{machine['gpu'] or machine['cpu']}, {threads}, torch {machine['torch']}"
     write_text(path, markdown(sheet, f"{setup(study, name)} {where}."))
     return path
+
+
+def _known(theirs: PublishedTable) -> dict[str, Any]:
+    rows = [{name: value for name, value in asdict(row).items() if value is not None} for row in theirs.rows]
+    return {"where": theirs.where, "note": theirs.note, "rows": rows}
 
 
 def setup(study: Study, name: str) -> str:

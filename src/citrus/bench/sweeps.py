@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from citrus.bench.findings import Finding, trend
+from citrus.bench.findings import Finding, above, certified_noise, clean_noise, trend
 from citrus.bench.losses import BoxLosses
 from citrus.bench.published import published
 from citrus.bench.scales import GROUP, LARGEST_EXACT, SAMPLED, Case, Scale
@@ -35,7 +35,7 @@ def tau_sweep(study: Study, found: Results) -> Sheet:
         "The size of the boxes",
         (("tau / eps", "tau_ratio"), *ACCURACIES),
         rows,
-        _sweep_findings(found, cases, scale.taus, "a larger tau"),
+        _sweep_findings(found, cases, scale.taus, "a larger tau", scale.images),
         note=f"Ours: {scale.focus}. The published values are for CIFAR-10 at 8/255.",
         figures=_sweep_figure("ablation-tau", "tau / eps", scale.taus, rows),
         missing=missing(found, cases),
@@ -64,7 +64,7 @@ def group_sweep(study: Study, found: Results) -> Sheet:
     batch = (
         "As in the paper the batch is one group."
         if scale.epochs is None
-        else f"The paper's batch is one group; here it always has {scale.batch_size} images, and only the groups differ."
+        else f"The paper's batch is one group; here all have {scale.batch_size} images, and only the groups differ."
     )
     return Sheet(
         "ablation-batch",
@@ -72,12 +72,12 @@ def group_sweep(study: Study, found: Results) -> Sheet:
         (*columns, ("training s", "training_seconds")),
         rows,
         (
-            *_sweep_findings(found, cases, [float(size) for size in scale.groups], "a larger group"),
+            *_sweep_findings(found, cases, [float(size) for size in scale.groups], "a larger group", scale.images),
             _smallest_group(found, cases, scale),
         ),
         note=f"Ours: {scale.focus}. {batch} In groups larger than {LARGEST_EXACT} each image meets {SAMPLED} of the "
-        "others at random, so that the cost stays that of a group of 5. The published values are for CIFAR-10 at 8/255.",
-        figures=_sweep_figure("ablation-batch", "images of a group", [float(m) for m in scale.groups], rows, True),
+        "others at random, so that it costs what a group of 5 costs. The published values are for CIFAR-10 at 8/255.",
+        figures=_sweep_figure("ablation-batch", "group size", [float(m) for m in scale.groups], rows, True),
         missing=missing(found, cases),
     )
 
@@ -87,7 +87,8 @@ def _smallest_group(found: Results, cases: Sequence[Case], scale: Scale) -> Find
     if not known(found, cases):
         return unknown(claim)[0]
     first, *others = (found[case].row.certified_uap for case in cases)
-    return Finding(claim, "yes" if first < min(others) else "no", f"{first:.2f}, the others from {min(others):.2f} on")
+    noise = certified_noise(found[cases[0]], scale.images)
+    return above(claim, min(others), first, noise, f"{first:.2f}, the others from {min(others):.2f} on")
 
 
 # ------------------------------------------------------------------------------------------- same-input and cross-input
@@ -155,14 +156,17 @@ def _published(table: str, **value: float) -> dict[str, Any]:
     return {"published_clean": theirs.clean, "published_certified": theirs.certified}
 
 
-def _sweep_findings(found: Results, cases: Sequence[Case], x: Sequence[float], what: str) -> tuple[Finding, ...]:
+def _sweep_findings(
+    found: Results, cases: Sequence[Case], x: Sequence[float], what: str, images: int
+) -> tuple[Finding, ...]:
     clean, certified = f"{what} tends to lower clean accuracy", f"{what} tends to raise certified UAP accuracy"
     if not known(found, cases):
         return unknown(clean, certified)
     rows = [found[case].row for case in cases]
+    noise = max(clean_noise(found[c]) for c in cases), max(certified_noise(found[c], images) for c in cases)
     return (
-        trend(clean, x, [row.clean for row in rows], rising=False),
-        trend(certified, x, [row.certified_uap for row in rows], rising=True),
+        trend(clean, x, [row.clean for row in rows], rising=False, noise=noise[0]),
+        trend(certified, x, [row.certified_uap for row in rows], rising=True, noise=noise[1]),
     )
 
 

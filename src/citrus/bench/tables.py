@@ -20,9 +20,9 @@ CLOSE = 1.69  # points that the paper calls comparable
 LITTLE = 5.0  # percent that count as next to nothing
 ACCURACIES: Columns = (
     ("clean", "clean"),
-    ("published", "published_clean"),
+    ("in the paper", "published_clean"),
     ("certified UAP", "certified_uap"),
-    ("published", "published_certified"),
+    ("in the paper", "published_certified"),
     ("UAP attack", "uap"),
 )
 
@@ -195,9 +195,9 @@ def runtimes(study: Study, found: Results) -> Sheet:
                 ("setting", "setting"),
                 ("method", "method"),
                 ("training", "training"),
-                ("published", "published_training"),
+                ("in the paper", "published_training"),
             ),
-            *(("certification", "certification"), ("s an image", "image_seconds"), ("published s", "published_image")),
+            *(("certification", "certification"), ("s an image", "image_seconds"), ("in the paper", "published_image")),
         ),
         tuple(ours(c, found[c]) | _times(c, found[c], scale.images) for c in cases),
         tuple(_cost_finding(found, setting) for setting in scale.main),

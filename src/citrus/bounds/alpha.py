@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from citrus.bounds.ascent import Ascent, Task, ascend
 from citrus.bounds.chunks import in_chunks
 from citrus.bounds.interval import Box
 from citrus.bounds.linear import LinearBounds, LinearSettings, bound_rows, inner_boxes, problem_of
 from citrus.bounds.refine import Problem, select_box
+from citrus.bounds.slopes import SlopeAscent, Task, ascend_slopes
 from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower_planes
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
@@ -112,7 +112,7 @@ def _search(
 ) -> tuple[list[Tensor], tuple[Box, ...]]:
     """Slopes (task, row, *neurons) for the pairs, and the boxes of all images, tighter where they were optimised."""
     graph = problem.graph.map(Tensor.detach)
-    how = Ascent(settings.iterations, settings.rate, settings.decay, settings.shared, settings.inner_layers)
+    how = SlopeAscent(settings.iterations, settings.rate, settings.decay, settings.shared, settings.inner_layers)
     plain = Problem(
         graph,
         problem.centre.detach(),
@@ -127,7 +127,7 @@ def _search(
         image, row = pairs.image[tasks], pairs.row[tasks]
         chosen = spec.detach()[image[:, None], row]
         own = tuple(select_box(b, image) for b in fixed)
-        best = ascend(Task(plain.select(image), chosen, own, pairs.live[tasks]), how)
+        best = ascend_slopes(Task(plain.select(image), chosen, own, pairs.live[tasks]), how)
         return (*best.slopes, *(t for b in best.boxes for t in (b.centre, b.radius)))
 
     row_bytes = 12 * footprint(graph, len(graph.nodes), (0, 0)) * spec.element_size() * pairs.row.shape[1]

@@ -10,8 +10,8 @@ from citrus.certify.cover import covers as covers
 from citrus.certify.groups import form_groups as form_groups
 from citrus.certify.learned import Contradiction as Contradiction
 from citrus.certify.planes import Choice as Choice
+from citrus.certify.planes import ChoicePlanes as ChoicePlanes
 from citrus.certify.planes import Conflict as Conflict
-from citrus.certify.planes import Planes as Planes
 from citrus.certify.planes import dual_value as dual_value
 from citrus.certify.result import Certification as Certification
 from citrus.certify.result import GroupResult as GroupResult

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from citrus.bounds.ascent import COMPACT, Adam
+from citrus.bounds.slopes import COMPACT, Adam
 from citrus.bounds.substitution import Rows, Triangle, substitute, whole
 from citrus.networks.operations import Graph
 

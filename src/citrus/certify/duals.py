@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from citrus.certify.planes import Conflict, Planes, dual_value
+from citrus.certify.planes import ChoicePlanes, Conflict, dual_value
 
 TIE = 1e-9  # a plane this close to zero, relative to |b| + eps |a|_1, counts as violated: ties go to the adversary
 STEPS = 40  # Newton steps before a set is left open; a close call takes about 12
@@ -134,7 +134,7 @@ class Oracle:
     fewer planes only help the adversary.
     """
 
-    def __init__(self, planes: Planes) -> None:
+    def __init__(self, planes: ChoicePlanes) -> None:
         self.planes = planes
         self.norms = planes.slopes.abs().sum(1)
         reach = planes.eps * self.norms

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from citrus.certify import milp
 from citrus.certify.duals import TIE, Answer, Oracle
-from citrus.certify.planes import Choice, Conflict, Planes, dual_value
+from citrus.certify.planes import Choice, ChoicePlanes, Conflict, dual_value
 from citrus.errors import CitrusError, SoundnessError
 
 MEMORY = 1 << 25  # numbers in the perturbations that are kept: 256 MB
@@ -32,7 +32,7 @@ def bits(mask: int) -> Iterator[int]:
 class Learned:
     """Conflicts and perturbations of one group, and the questions to the oracle that add to them."""
 
-    def __init__(self, planes: Planes, fallback: bool | None = None) -> None:
+    def __init__(self, planes: ChoicePlanes, fallback: bool | None = None) -> None:
         count = len(planes.choices)
         self.planes, self.oracle = planes, Oracle(planes)
         self.fallback = milp.installed() if fallback is None else fallback

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from citrus.certify.duals import Oracle
-from citrus.certify.planes import Choice, Planes
+from citrus.certify.planes import Choice, ChoicePlanes
 from citrus.errors import CitrusError
 
 Array = NDArray[Any]
@@ -89,7 +89,7 @@ def solve_set(oracle: Oracle, chosen: Sequence[int], seconds: float = 60.0) -> S
 
 
 def solve_count(
-    planes: Planes, cuts: Sequence[Sequence[Choice]] = (), seconds: float = 120.0
+    planes: ChoicePlanes, cuts: Sequence[Sequence[Choice]] = (), seconds: float = 120.0
 ) -> tuple[int, tuple[Choice, ...]]:
     """The most images one delta can violate, by a mixed integer program, and the choices of an optimal solution.
 

@@ -20,7 +20,7 @@ Choice = tuple[int, int]  # (image, wrong label)
 
 
 @dataclass(frozen=True)
-class Planes:
+class ChoicePlanes:
     """Sound lower planes of the margins of one group. A choice without a finite plane may always be violated."""
 
     images: int
@@ -41,7 +41,9 @@ class Planes:
             raise CitrusError(f"choices must be distinct pairs (image, label) with image in 0..{self.images - 1}.")
 
     @staticmethod
-    def of(slopes: Tensor, offsets: Tensor, labels: Tensor, eps: float, undecided: Tensor | None = None) -> "Planes":
+    def of(
+        slopes: Tensor, offsets: Tensor, labels: Tensor, eps: float, undecided: Tensor | None = None
+    ) -> "ChoicePlanes":
         """From slopes (image, label, [plane,] pixel), offsets (image, label[, plane]) and labels (image, label).
 
         `undecided` (image, label) marks the labels that are still open; the others are left out as already proved.
@@ -53,7 +55,7 @@ class Planes:
             raise CitrusError(f"the shapes of slopes, offsets and labels do not belong together: {shapes}.")
         keep = torch.ones_like(labels, dtype=torch.bool) if undecided is None else undecided.bool()
         choices = tuple((i, int(labels[i, j])) for i, j in keep.nonzero().tolist())
-        return Planes(
+        return ChoicePlanes(
             images=len(slopes),
             eps=float(eps),
             choices=choices,
@@ -62,7 +64,7 @@ class Planes:
             offsets=offsets[keep].flatten().detach().double(),
         )
 
-    def adding(self, choice: Choice, slopes: Tensor, offsets: Tensor) -> "Planes":
+    def adding(self, choice: Choice, slopes: Tensor, offsets: Tensor) -> "ChoicePlanes":
         """The same planes and further ones (plane, pixel) for one choice; the old planes keep their numbers."""
         if choice not in self.choices:
             raise CitrusError(f"choice {choice} is not open in this group, so no plane can be added for it.")

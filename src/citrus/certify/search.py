@@ -24,7 +24,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from citrus.certify.learned import Learned, bits
-from citrus.certify.planes import Choice, Conflict, Planes
+from citrus.certify.planes import Choice, ChoicePlanes, Conflict
 
 AHEAD = 12  # sets decided in one batch at a node: the labels of the next image, then of the images after it
 PAIRS = 512  # pairs decided between two looks at the clock
@@ -70,7 +70,7 @@ class _Node(NamedTuple):
 class SubsetSearch:
     """The search over one group. What it has learned stays: cuts, planes and witnesses may be added between runs."""
 
-    def __init__(self, planes: Planes, fallback: bool | None = None) -> None:
+    def __init__(self, planes: ChoicePlanes, fallback: bool | None = None) -> None:
         self.known = Learned(planes, fallback)
         self.order: list[int] = []  # images with open choices
         self.best: list[int] = []  # most violable images among order[k:end]
@@ -282,7 +282,7 @@ class SubsetSearch:
 
 
 def search_subsets(
-    planes: Planes,
+    planes: ChoicePlanes,
     cuts: Iterable[Iterable[Choice]] = (),
     witnesses: Iterable[tuple[Tensor, Iterable[Choice]]] = (),
     budget: Budget | None = None,

@@ -10,7 +10,7 @@ from torch import Tensor
 from citrus.attacks import Ascent, fooled, pgd, universal_pgd
 from citrus.bounds.margins import margins
 from citrus.certify.joint import Instance
-from citrus.certify.planes import Planes
+from citrus.certify.planes import ChoicePlanes
 from citrus.certify.rounds import Outcome, refine_groups
 from citrus.certify.search import Budget, SearchResult, SubsetSearch
 from citrus.certify.single import ROUNDING, Singles, timed
@@ -142,7 +142,7 @@ def _search(graph: Graph, singles: Singles, members: list[int], delta: Tensor | 
     offsets = torch.stack([p.b[rows] for p in singles.planes], 2)
     offsets = offsets - ROUNDING * (offsets.abs() + eps * slopes.abs().sum(3))
     undecided, wrong = singles.open[index], singles.wrong[index]
-    search = SubsetSearch(Planes.of(slopes, offsets, wrong, eps, undecided))
+    search = SubsetSearch(ChoicePlanes.of(slopes, offsets, wrong, eps, undecided))
     if delta is not None:
         values = margins(graph(singles.images[index] + delta), singles.labels[index])
         violated = (values <= 0) & undecided

@@ -1,4 +1,4 @@
-"""Metrics for other programs: `--log tensorboard` writes RUN/tensorboard beside metrics.jsonl, which is always written."""
+"""Metrics for other programs: `--log tensorboard` writes RUN/tensorboard; metrics.jsonl is always written."""
 
 from pathlib import Path
 from typing import Any

@@ -24,7 +24,7 @@ COMPACT = 0.8
 
 
 @dataclass(frozen=True)
-class Ascent:
+class SlopeAscent:
     """How to climb: `rate` times `decay` per step."""
 
     iterations: int
@@ -69,7 +69,7 @@ class Outcome:
             kept_box.centre[at], kept_box.radius[at] = (low + high) / 2, ((high - low) / 2).clamp(min=0)
 
 
-def ascend(task: Task, how: Ascent) -> Outcome:
+def ascend_slopes(task: Task, how: SlopeAscent) -> Outcome:
     """Raise each task's rows; a task is over when all its live rows are proved."""
     rows = task.spec.shape[1]
     starts = [adaptive_slopes(box)[:, None] for box in task.boxes]
@@ -102,7 +102,7 @@ def ascend(task: Task, how: Ascent) -> Outcome:
 
 
 class Adam:
-    """Ascent with moments that can lose elements of the batch on the way; values stay in [0, 1]."""
+    """SlopeAscent with moments that can lose elements of the batch on the way; values stay in [0, 1]."""
 
     def __init__(self, values: list[Tensor]) -> None:
         self.values = values
