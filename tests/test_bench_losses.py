@@ -23,25 +23,27 @@ def standing(method: Any, network: str, **changes: Any) -> TrainConfig:
     return config(method=method, network=network, **(plain | changes))
 
 
-def robust_loss_of_the_last_epoch(setting: TrainConfig) -> tuple[float, nn.Module]:
-    trainer = Trainer(setting, splits())
+def robust_loss_of_the_last_epoch(setting: TrainConfig, images: int) -> tuple[float, nn.Module]:
+    trainer = Trainer(setting, splits(images, 0))
     *_, row = trainer.epochs()
     return row["robust_loss"], trainer.finish()
 
 
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize(("network", "size", "batch"), [("mlp", 5, 10), ("mlp", 0, 6), ("cnn7", 3, 6)])
-def test_it_is_what_the_training_loop_minimised(network: str, size: int, batch: int, clip: bool) -> None:
+@pytest.mark.parametrize(
+    ("network", "size", "batch", "images", "clip"),
+    [("mlp", 5, 10, 60, False), ("mlp", 0, 6, 57, True), ("cnn7", 3, 6, 12, False)],
+)
+def test_it_is_what_the_training_loop_minimised(network: str, size: int, batch: int, images: int, clip: bool) -> None:
     """CITRUS is the mean of the cross-input boxes, with same-input boxes that of all: two runs give both parts."""
     settings = {"group_size": size, "attack": ATTACK}
     cross = standing(Citrus(**settings), network, batch_size=batch, clip=clip)
     both = standing(CitrusSI(**settings), network, batch_size=batch, clip=clip)
-    of_cross, trained = robust_loss_of_the_last_epoch(cross)
-    of_both, _ = robust_loss_of_the_last_epoch(both)
-    losses = last_epoch_losses(trained, cross, splits(), CPU)
+    of_cross, trained = robust_loss_of_the_last_epoch(cross, images)
+    of_both, _ = robust_loss_of_the_last_epoch(both, images)
+    losses = last_epoch_losses(trained, cross, splits(images, 0), CPU)
     boxes = (size or batch) - 1
     same, cross_sum = (sum(v) / len(v) for v in (losses.same, losses.cross_sum))
-    assert len(losses.same) == 60 // batch
+    assert len(losses.same) == images // batch
     assert cross_sum / boxes == pytest.approx(of_cross, rel=1e-4)
     assert (same + cross_sum) / (boxes + 1) == pytest.approx(of_both, rel=1e-4)
     for most, total in zip(losses.cross_max, losses.cross_sum, strict=True):

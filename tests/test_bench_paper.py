@@ -24,6 +24,7 @@ from citrus.cli import main
 from citrus.commands import bench_paper
 from citrus.errors import CitrusError
 from citrus.methods import Citrus, CitrusSI
+from citrus.report.document import ABSENT
 
 # ---------------------------------------------------------------------------------------------------------- published
 
@@ -155,14 +156,15 @@ def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
     arrays = {f"{name}_images": part.images.numpy() for name, part in parts.items()}
     np.savez(tmp_path / "blobs.npz", **arrays, **{f"{n}_labels": part.labels.numpy() for n, part in parts.items()})
     setting = Setting(str(tmp_path / "blobs.npz"), 0.05, "mnist-0.1")
-    return Scale(
-        *("mlp", (setting,), (setting,), setting, (0.3, 0.6), (2, 5, 20)),
+    scale = Scale(
+        *("mlp", (setting,), (setting,), setting, (), (2, 5, 20)),
         images=10,
         proof_seconds=0.05,
         held_out=40,
         epochs=1,
         batch_size=20,
     )
+    return replace(scale, taus=(0.25, scale.tau_ratio(setting)))
 
 
 @pytest.fixture
@@ -182,7 +184,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_tables_share_runs_and_nothing_is_trained_twice(scale: Scale, trained: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     sheets = make(Study(scale, out), "tiny", list(TABLES))
-    expected = ["ibp", "sabr", "taps", "citrus", "pgd", "uat", "cw_uat", "citrus-tau0.3"]
+    expected = ["ibp", "sabr", "taps", "citrus", "pgd", "uat", "cw_uat", "citrus-tau0.25"]
     expected += ["citrus-group2", "citrus-group20", "citrus_si"]
     assert trained == [f"blobs-0.05/{name}" for name in expected]
     again = make(Study(scale, out), "tiny", ["runtimes", "figure-loss", "ablation-tau"])
@@ -198,7 +200,10 @@ def test_tables_share_runs_and_nothing_is_trained_twice(scale: Scale, trained: l
                 kept = json.loads((out / "blobs-0.05" / row["run"] / "row.json").read_text())
                 assert (row["clean"], row["certified_uap"]) == (kept["clean"], kept["certified_uap"])
                 assert row["certified_uap"] <= row["uap"]
-                assert 0 < row["certification_seconds"] < kept["seconds"]
+                [file] = (out / "blobs-0.05" / row["run"] / "certify").glob("*.jsonl")
+                seconds = [json.loads(line)["seconds"] for line in file.read_text().splitlines()[1:]]
+                assert row["certification_seconds"] == pytest.approx(sum(seconds))
+                assert len(seconds) == 2
     text = (out / "paper.md").read_text()
     assert text.count("\n# ") + text.startswith("# ") == len(TABLES)
     assert text.splitlines()[-1].startswith("11 runs in this folder")
@@ -209,11 +214,11 @@ def test_sheets_as_files(scale: Scale, tmp_path: Path) -> None:
     make(Study(scale, out), "tiny", ["ablation-tau", "figure-loss", "adversarial"])
     found = json.loads((out / "ablation-tau.json").read_text())
     assert found["published"]["where"] == "Figure 5a"
-    assert [row["tau_ratio"] for row in found["rows"]] == ["0.3", "0.6"]
+    assert [row["tau_ratio"] for row in found["rows"]] == ["0.25", f"{scale.taus[1]:g}"]
     assert {"scale": "tiny", "seed": 0}.items() <= found.items()
     lines = (out / "ablation-tau.md").read_text().splitlines()
     row, first = found["rows"][0], lines.index("|---|---:|---:|---:|---:|---:|") + 1
-    values = f"| 0.3 | {row['clean']:.2f} | – | {row['certified_uap']:.2f} | – | {row['uap']:.2f} |"
+    values = f"| 0.25 | {row['clean']:.2f} | {ABSENT} | {row['certified_uap']:.2f} | {ABSENT} | {row['uap']:.2f} |"
     assert lines[first] == values
     assert any(line.endswith("(ablation-tau.svg)") for line in lines)
     adversarial = (out / "adversarial.md").read_text()
@@ -252,7 +257,7 @@ def test_data_that_is_not_here_is_told_and_the_rest_is_made(scale: Scale, tmp_pa
     assert len(sheet.missing) == len(times.missing) == 4
     assert all("tinyimagenet 1/255" in text and "not made" in text for text in sheet.missing)
     assert [finding.answer == "not measured" for finding in sheet.findings] == [True, True, False, False]
-    assert sheet.cells[0][:6] == ["tinyimagenet 1/255", "IBP", "–", "25.92", "–", "18.50"]
+    assert sheet.cells[0][:6] == ["tinyimagenet 1/255", "IBP", ABSENT, "25.92", ABSENT, "18.50"]
     assert sheet.rows[4]["clean"] > 0
     text = markdown(sheet, "")
     assert text.count("- missing: tinyimagenet 1/255") == 4
@@ -270,7 +275,7 @@ def test_a_run_that_fails(scale: Scale, tmp_path: Path, monkeypatch: pytest.Monk
     train = bench_methods.train
 
     def flaky(config: Any, folder: Path, **settings: Any) -> Any:
-        if folder.name in ("citrus", "citrus-tau0.3"):
+        if folder.name in ("citrus", "citrus-tau0.25"):
             raise RuntimeError("no luck")
         return train(config, folder, **settings)
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from citrus.bench.losses import BoxLosses, last_epoch_losses
 from citrus.bench.methods import Bench, Listener, Plan, Row
-from citrus.bench.scales import Case, Scale, Setting
+from citrus.bench.scales import GROUP, Case, Scale, Setting
+from citrus.certify.cascade import CertifySettings
+from citrus.commands.certify import row_path
 from citrus.data import Splits
 from citrus.errors import CitrusError
 from citrus.files import write_json
@@ -112,9 +114,10 @@ class Study:
     def _measured(self, case: Case, row: Row) -> Measured:
         if row.error:
             return Measured(row)
-        groups = next((self.folder(case) / "certify").glob("*.jsonl")).read_text().splitlines()[1:]
+        settings = CertifySettings(group_size=GROUP, grouping="dataset")
+        groups = row_path(self.folder(case) / "certify", case.setting.eps, settings).read_text().splitlines()[1:]
         seconds = {group["group"]: group["seconds"] for group in map(json.loads, groups)}
-        return Measured(row, len(self._splits(case.setting).test), round(sum(seconds.values()), 1))
+        return Measured(row, len(self._splits(case.setting).test), round(sum(seconds.values()), 3))
 
     def losses(self, case: Case) -> BoxLosses:
         """Same-input and cross-input losses of a finished CITRUS run, kept in its folder."""
