@@ -25,7 +25,7 @@ def test_the_whole_evaluation_as_a_demonstration(tmp_path: Path, capsys: pytest.
         sheet = json.loads((tmp_path / f"{name}.json").read_text())
         assert not sheet["missing"]
         assert all(finding["answer"] in ("yes", "no", "unclear") for finding in sheet["findings"])
-        assert (tmp_path / f"{name}.md").read_text().startswith(f"# {sheet['title']}")
+        assert (tmp_path / f"{name}.md").read_text().startswith(f"# {sheet['title']} (")
     rows = {row["method"]: row for name in ("main", "adversarial") for row in _rows(tmp_path, name)}
     assert min(row["clean"] for row in rows.values()) > 80, "every method learns"
     for row in rows.values():

@@ -134,14 +134,29 @@ def test_rank_correlation() -> None:
 
 def test_answers_need_more_than_noise() -> None:
     assert [above("", a, 50, 1, "").answer for a in (52, 50.9, 49.1, 48)] == ["yes", "unclear", "unclear", "no"]
-    falling = ([1, 2, 3], [90, 85, 80])
-    assert trend("", *falling, rising=False, noise=1).answer == "yes"
-    assert trend("", *falling, rising=True, noise=1).answer == "no"
-    assert trend("", *falling, rising=False, noise=10).answer == "unclear"
-    assert trend("", [1, 2, 3, 4], [1, 4, 2, 3], rising=True, noise=1).answer == "unclear"
-    measured = Measured(Row("x", clean=90, certified_uap=50), clean_images=10_000)
-    assert clean_noise(measured) == pytest.approx(0.3)
-    assert certified_noise(measured, 100) == pytest.approx(5)
+    runs, falling = [Measured(Row(str(k))) for k in range(4)], ([1, 2, 3], [90, 85, 80])
+    asked = []
+
+    def noise(a: Measured, b: Measured) -> float:
+        asked.append((a.row.name, b.row.name))
+        return 9
+
+    assert trend("", runs, *falling, False, noise).answer == "yes"
+    assert trend("", runs, *falling, True, noise).answer == "no"
+    assert trend("", runs, *falling, False, lambda a, b: 10).answer == "unclear"
+    assert trend("", runs, [1, 2, 3, 4], [10, 40, 20, 30], True, noise).answer == "unclear"
+    assert asked == [("2", "0"), ("2", "0"), ("0", "1")], "of the smallest and the largest value"
+
+
+def test_noise_is_two_standard_errors() -> None:
+    a = Measured(Row("a", clean=90), clean_images=10_000, groups=(5, 4, 1, 0))
+    b = Measured(Row("b", clean=50), clean_images=10_000, groups=(5, 2, 1, 0))
+    assert clean_noise(a, b) == pytest.approx(2 * (0.3**2 + 0.5**2) ** 0.5)
+    # differences 0, 2, 0, 0 of 5 images: 0, 40, 0, 0 percent, deviation 20, over the root of 4
+    assert certified_noise(a, b) == pytest.approx(20)
+    assert certified_noise(a, replace(a, groups=(4, 3, 0, -1))) == 0
+    alone = replace(a, groups=(5,))
+    assert certified_noise(alone, alone) == float("inf")
 
 
 # --------------------------------------------------------------------------------------------------------------- study
@@ -205,8 +220,10 @@ def test_tables_share_runs_and_nothing_is_trained_twice(scale: Scale, trained: l
                 assert row["certification_seconds"] == pytest.approx(sum(seconds))
                 assert len(seconds) == 2
     text = (out / "paper.md").read_text()
-    assert text.count("\n# ") + text.startswith("# ") == len(TABLES)
-    assert text.splitlines()[-1].startswith("11 runs in this folder")
+    assert text.startswith("# The paper's evaluation at scale tiny\n\n## Certified training methods (Table 1)\n")
+    assert text.count("\n## ") == len(TABLES)
+    assert text.count("Scale tiny: mlp, 1 epochs") == 1
+    assert text.splitlines()[-1].startswith("11 runs, ")
 
 
 def test_sheets_as_files(scale: Scale, tmp_path: Path) -> None:
@@ -217,7 +234,7 @@ def test_sheets_as_files(scale: Scale, tmp_path: Path) -> None:
     assert [row["tau_ratio"] for row in found["rows"]] == ["0.25", f"{scale.taus[1]:g}"]
     assert {"scale": "tiny", "seed": 0}.items() <= found.items()
     lines = (out / "ablation-tau.md").read_text().splitlines()
-    row, first = found["rows"][0], lines.index("|---|---:|---:|---:|---:|---:|") + 1
+    row, first = found["rows"][0], lines.index("| ---: | ---: | ---: | ---: | ---: | ---: |") + 1
     values = f"| 0.25 | {row['clean']:.2f} | {ABSENT} | {row['certified_uap']:.2f} | {ABSENT} | {row['uap']:.2f} |"
     assert lines[first] == values
     assert any(line.endswith("(ablation-tau.svg)") for line in lines)
@@ -259,7 +276,7 @@ def test_data_that_is_not_here_is_told_and_the_rest_is_made(scale: Scale, tmp_pa
     assert [finding.answer == "not measured" for finding in sheet.findings] == [True, True, False, False]
     assert sheet.cells[0][:6] == ["tinyimagenet 1/255", "IBP", ABSENT, "25.92", ABSENT, "18.50"]
     assert sheet.rows[4]["clean"] > 0
-    text = markdown(sheet, "")
+    text = markdown(sheet)
     assert text.count("- missing: tinyimagenet 1/255") == 4
     assert "**not measured**: tinyimagenet 1/255: CITRUS has the highest clean accuracy" in text
 

@@ -4,17 +4,13 @@ study = Study(SCALES["demo"], Path("runs/paper-demo"))
 sheets = make(study, "demo", ["main", "ablation-tau"])
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from citrus.bench import sweeps, tables
 from citrus.bench.scales import Case, Scale
-from citrus.bench.sheets import Sheet, write_sheet
+from citrus.bench.sheets import Sheet, write_sheet, write_together
 from citrus.bench.study import Results, Study
-from citrus.console import duration
-from citrus.files import write_text
 
 
 @dataclass(frozen=True)
@@ -42,14 +38,5 @@ def make(study: Study, scale_name: str, names: Sequence[str]) -> list[Sheet]:
     sheets = [TABLES[name].compose(study, found) for name in names]
     for sheet in sheets:
         write_sheet(study, scale_name, sheet)
-    write_together(study.out)
+    write_together(study.out, TABLES, scale_name)
     return sheets
-
-
-def write_together(out: Path) -> Path:
-    """paper.md: all tables that the folder holds, and what its runs took."""
-    texts = [path.read_text(encoding="utf-8") for name in TABLES if (path := out / f"{name}.md").exists()]
-    rows = [json.loads(path.read_text()) for path in sorted(out.glob("*/*/row.json"))]
-    took = duration(sum(row["seconds"] for row in rows))
-    write_text(out / "paper.md", "\n".join([*texts, f"{len(rows)} runs in this folder, {took} in all.", ""]))
-    return out / "paper.md"

@@ -144,7 +144,7 @@ SCALES: dict[str, Scale] = {
         taus=(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
         groups=(2, 3, 5, 8, 10, 20, 60),
         images=500,
-        proof_seconds=0.3,
+        proof_seconds=0.25,
         held_out=40_000,
         epochs=10,
     ),

@@ -1,6 +1,7 @@
 """A table or figure of the paper with our numbers beside the published ones, as Markdown, JSON and SVG."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from citrus.bench.findings import Finding
 from citrus.bench.published import PublishedTable, published, source
 from citrus.bench.scales import GROUP
 from citrus.bench.study import Study
+from citrus.console import duration
 from citrus.files import write_json, write_text
 from citrus.report.document import ABSENT, Figure
 from citrus.report.standalone import svg_file
 from citrus.training.folder import environment
 
+RULE = "\n---\n\n"  # in a Markdown file, between what a table says and how it was made
+WORDS = ("setting", "method", "loss")  # keys of columns that are no numbers
 Columns = tuple[tuple[str, str], ...]
 """Header and key of each column of a table."""
 
@@ -73,8 +77,19 @@ def write_sheet(study: Study, name: str, sheet: Sheet) -> Path:
     path = out / f"{sheet.table}.md"
     threads = f"{machine['threads']} thread{'s'[: machine['threads'] > 1]}"
     where = f"{machine['gpu'] or machine['cpu']}, {threads}, torch {machine['torch']}"
-    write_text(path, markdown(sheet, f"{setup(study, name)} {where}."))
+    write_text(path, f"# {markdown(sheet)}{RULE}{setup(study, name)} {where}.\n\nThe paper: {source()}\n")
     return path
+
+
+def write_together(out: Path, tables: Iterable[str], name: str) -> Path:
+    """paper.md: all tables that the folder holds, how they were made, and what the runs took."""
+    found = [path.read_text(encoding="utf-8") for table in tables if (path := out / f"{table}.md").exists()]
+    parts = [text.partition(RULE) for text in found]
+    rows = [json.loads(path.read_text()) for path in sorted(out.glob("*/*/row.json"))]
+    took = f"{len(rows)} runs, {duration(sum(row['seconds'] for row in rows))} in all."
+    bodies = "\n".join(f"#{body}" for body, _, _ in parts)
+    write_text(out / "paper.md", f"# The paper's evaluation at scale {name}\n\n{bodies}{RULE}{parts[-1][2]}\n{took}\n")
+    return out / "paper.md"
 
 
 def _known(theirs: PublishedTable) -> dict[str, Any]:
@@ -94,10 +109,10 @@ def setup(study: Study, name: str) -> str:
     )
 
 
-def markdown(sheet: Sheet, caption: str) -> str:
+def markdown(sheet: Sheet) -> str:
+    """Title, table, figures and findings."""
     theirs = published(sheet.table)
-    lines = [f"# {sheet.title}", "", f"{theirs.where} of {source()}", "", caption, ""]
-    lines += _table(sheet.header, sheet.cells)
+    lines = [f"{sheet.title} ({theirs.where})", "", *_table(sheet)]
     for text in (theirs.note, sheet.note):
         lines += ["", text] if text else []
     for file, figure in sheet.figures.items():
@@ -108,9 +123,6 @@ def markdown(sheet: Sheet, caption: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(header)} |",
-        f"|---|{'---:|' * (len(header) - 1)}",
-        *(f"| {' | '.join(row)} |" for row in cells),
-    ]
+def _table(sheet: Sheet) -> list[str]:
+    rule = ["---" if key in WORDS else "---:" for _, key in sheet.columns]
+    return [f"| {' | '.join(row)} |" for row in (sheet.header, rule, *sheet.cells)]

@@ -28,6 +28,8 @@ class Measured:
     row: Row
     clean_images: int = 0
     """Test images behind `row.clean`."""
+    groups: tuple[int, ...] = ()
+    """Certified images of each group."""
     certification_seconds: float = 0.0
     """Of all groups, the time before a stop included."""
 
@@ -115,9 +117,15 @@ class Study:
         if row.error:
             return Measured(row)
         settings = CertifySettings(group_size=GROUP, grouping="dataset")
-        groups = row_path(self.folder(case) / "certify", case.setting.eps, settings).read_text().splitlines()[1:]
-        seconds = {group["group"]: group["seconds"] for group in map(json.loads, groups)}
-        return Measured(row, len(self._splits(case.setting).test), round(sum(seconds.values()), 3))
+        path = row_path(self.folder(case) / "certify", case.setting.eps, settings)
+        lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+        groups = [group for _, group in sorted({line["group"]: line for line in lines}.items())]
+        return Measured(
+            row,
+            clean_images=len(self._splits(case.setting).test),
+            groups=tuple(group["certified"] for group in groups),
+            certification_seconds=round(sum(group["seconds"] for group in groups), 3),
+        )
 
     def losses(self, case: Case) -> BoxLosses:
         """Same-input and cross-input losses of a finished CITRUS run, kept in its folder."""

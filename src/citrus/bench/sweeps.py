@@ -9,7 +9,7 @@ from citrus.bench.published import published
 from citrus.bench.scales import GROUP, LARGEST_EXACT, SAMPLED, Case, Scale
 from citrus.bench.sheets import Columns, Sheet
 from citrus.bench.study import Results, Study
-from citrus.bench.tables import ACCURACIES, known, missing, ours, unknown
+from citrus.bench.tables import ACCURACIES, certified_of, clean_of, known, missing, ours, unknown
 from citrus.report.charts import Axis, Line, count_axis, line_chart, linear_axis, series_key, value_axis
 from citrus.report.document import Figure
 
@@ -35,7 +35,7 @@ def tau_sweep(study: Study, found: Results) -> Sheet:
         "The size of the boxes",
         (("tau / eps", "tau_ratio"), *ACCURACIES),
         rows,
-        _sweep_findings(found, cases, scale.taus, "a larger tau", scale.images),
+        _sweep_findings(found, cases, scale.taus, "a larger tau"),
         note=f"Ours: {scale.focus}. The published values are for CIFAR-10 at 8/255.",
         figures=_sweep_figure("ablation-tau", "tau / eps", scale.taus, rows),
         missing=missing(found, cases),
@@ -72,7 +72,7 @@ def group_sweep(study: Study, found: Results) -> Sheet:
         (*columns, ("training s", "training_seconds")),
         rows,
         (
-            *_sweep_findings(found, cases, [float(size) for size in scale.groups], "a larger group", scale.images),
+            *_sweep_findings(found, cases, [float(size) for size in scale.groups], "a larger group"),
             _smallest_group(found, cases, scale),
         ),
         note=f"Ours: {scale.focus}. {batch} In groups larger than {LARGEST_EXACT} each image meets {SAMPLED} of the "
@@ -86,9 +86,10 @@ def _smallest_group(found: Results, cases: Sequence[Case], scale: Scale) -> Find
     claim = f"the smallest group ({scale.groups[0]}) has the lowest certified UAP accuracy"
     if not known(found, cases):
         return unknown(claim)[0]
-    first, *others = (found[case].row.certified_uap for case in cases)
-    noise = certified_noise(found[cases[0]], scale.images)
-    return above(claim, min(others), first, noise, f"{first:.2f}, the others from {min(others):.2f} on")
+    first, *others = (found[case] for case in cases)
+    least = min(others, key=certified_of)
+    evidence = f"{certified_of(first):.2f}, the others from {certified_of(least):.2f} on"
+    return above(claim, certified_of(least), certified_of(first), certified_noise(first, least), evidence)
 
 
 # ------------------------------------------------------------------------------------------- same-input and cross-input
@@ -156,17 +157,14 @@ def _published(table: str, **value: float) -> dict[str, Any]:
     return {"published_clean": theirs.clean, "published_certified": theirs.certified}
 
 
-def _sweep_findings(
-    found: Results, cases: Sequence[Case], x: Sequence[float], what: str, images: int
-) -> tuple[Finding, ...]:
+def _sweep_findings(found: Results, cases: Sequence[Case], x: Sequence[float], what: str) -> tuple[Finding, ...]:
     clean, certified = f"{what} tends to lower clean accuracy", f"{what} tends to raise certified UAP accuracy"
     if not known(found, cases):
         return unknown(clean, certified)
-    rows = [found[case].row for case in cases]
-    noise = max(clean_noise(found[c]) for c in cases), max(certified_noise(found[c], images) for c in cases)
+    runs = [found[case] for case in cases]
     return (
-        trend(clean, x, [row.clean for row in rows], rising=False, noise=noise[0]),
-        trend(certified, x, [row.certified_uap for row in rows], rising=True, noise=noise[1]),
+        trend(clean, runs, x, [clean_of(run) for run in runs], False, clean_noise),
+        trend(certified, runs, x, [certified_of(run) for run in runs], True, certified_noise),
     )
 
 

@@ -63,6 +63,14 @@ def known(found: Results, cases: Sequence[Case]) -> bool:
     return not any(found[case].row.error for case in cases)
 
 
+def clean_of(measured: Measured) -> float:
+    return measured.row.clean
+
+
+def certified_of(measured: Measured) -> float:
+    return measured.row.certified_uap
+
+
 def unknown(*claims: str) -> tuple[Finding, ...]:
     return tuple(Finding(claim, "not measured", "a run is missing") for claim in claims)
 
@@ -76,7 +84,7 @@ def main_cases(scale: Scale) -> list[Case]:
 
 def main(study: Study, found: Results) -> Sheet:
     cases = main_cases(study.scale)
-    findings = [f for setting in study.scale.main for f in _main_findings(study, found, setting)]
+    findings = [f for setting in study.scale.main for f in _main_findings(found, setting)]
     return Sheet(
         "main",
         "Certified training methods",
@@ -87,24 +95,22 @@ def main(study: Study, found: Results) -> Sheet:
     )
 
 
-def _main_findings(study: Study, found: Results, setting: Setting) -> tuple[Finding, ...]:
+def _main_findings(found: Results, setting: Setting) -> tuple[Finding, ...]:
     best = f"{setting}: CITRUS has the highest clean accuracy"
     close = f"{setting}: its certified UAP accuracy is the highest or at most {CLOSE} points below"
     cases = [Case(setting, method) for method in CERTIFIED]
     if not known(found, cases):
         return unknown(best, close)
-    citrus = found[cases[-1]]
-    rivals = [found[case].row for case in cases[:-1]]
-    clean, certified = max(rivals, key=lambda r: r.clean), max(rivals, key=lambda r: r.certified_uap)
-    mine = citrus.row
+    citrus, *rivals = (found[case] for case in reversed(cases))
+    clean, certified = max(rivals, key=clean_of), max(rivals, key=certified_of)
     return (
         above(
-            *(best, mine.clean, clean.clean, clean_noise(citrus)),
-            f"{mine.clean:.2f}, next {title_of(clean.name)} {clean.clean:.2f}",
+            *(best, clean_of(citrus), clean_of(clean), clean_noise(citrus, clean)),
+            f"{clean_of(citrus):.2f}, best other {title_of(clean.row.name)} {clean_of(clean):.2f}",
         ),
         above(
-            *(close, mine.certified_uap + CLOSE, certified.certified_uap, certified_noise(citrus, study.scale.images)),
-            f"{mine.certified_uap:.2f}, best other {title_of(certified.name)} {certified.certified_uap:.2f}",
+            *(close, certified_of(citrus) + CLOSE, certified_of(certified), certified_noise(citrus, certified)),
+            f"{certified_of(citrus):.2f}, best other {title_of(certified.row.name)} {certified_of(certified):.2f}",
         ),
     )
 
@@ -118,7 +124,7 @@ def adversarial_cases(scale: Scale) -> list[Case]:
 
 def adversarial(study: Study, found: Results) -> Sheet:
     cases = adversarial_cases(study.scale)
-    findings = [f for setting in study.scale.adversarial for f in _adversarial_findings(study, found, setting)]
+    findings = [f for setting in study.scale.adversarial for f in _adversarial_findings(found, setting)]
     return Sheet(
         "adversarial",
         "Universal and standard adversarial training",
@@ -130,25 +136,25 @@ def adversarial(study: Study, found: Results) -> Sheet:
     )
 
 
-def _adversarial_findings(study: Study, found: Results, setting: Setting) -> tuple[Finding, ...]:
+def _adversarial_findings(found: Results, setting: Setting) -> tuple[Finding, ...]:
     clean = f"{setting}: every adversarially trained network has a higher clean accuracy than CITRUS"
     more = f"{setting}: CITRUS has the highest certified UAP accuracy"
     nothing = f"{setting}: adversarial training leaves next to nothing certified (below {LITTLE:g} %)"
     cases = [Case(setting, method) for method in ADVERSARIAL]
     if not known(found, cases):
         return unknown(clean, more, nothing)
-    citrus, mine = found[cases[-1]], found[cases[-1]].row
-    rivals = [found[case].row for case in cases[:-1]]
-    least, most = min(row.clean for row in rivals), max(row.certified_uap for row in rivals)
-    noise = certified_noise(citrus, study.scale.images)
-    evidence = f"CITRUS {mine.certified_uap:.2f}, the others at most {most:.2f}"
+    citrus, *rivals = (found[case] for case in reversed(cases))
+    least, most = min(rivals, key=clean_of), max(rivals, key=certified_of)
     return (
         above(
-            *(clean, least, mine.clean, clean_noise(citrus)),
-            f"CITRUS {mine.clean:.2f}, the others at least {least:.2f}",
+            *(clean, clean_of(least), clean_of(citrus), clean_noise(citrus, least)),
+            f"CITRUS {clean_of(citrus):.2f}, the others at least {clean_of(least):.2f}",
         ),
-        above(more, mine.certified_uap, most, noise, evidence),
-        Finding(nothing, "yes" if most < LITTLE else "no", f"at most {most:.2f}"),
+        above(
+            *(more, certified_of(citrus), certified_of(most), certified_noise(citrus, most)),
+            f"CITRUS {certified_of(citrus):.2f}, the others at most {certified_of(most):.2f}",
+        ),
+        Finding(nothing, "yes" if certified_of(most) < LITTLE else "no", f"at most {certified_of(most):.2f}"),
     )
 
 
@@ -165,11 +171,13 @@ def same_input(study: Study, found: Results) -> Sheet:
     higher = "adding same-input boxes raises certified UAP accuracy a little"
     findings = unknown(lower, higher)
     if known(found, cases):
-        a, b = (found[case].row for case in cases)
-        noise = certified_noise(found[cases[0]], study.scale.images)
+        a, b = (found[case] for case in cases)
+        clean, certified = (clean_of(a), clean_of(b)), (certified_of(a), certified_of(b))
         findings = (
-            above(lower, a.clean, b.clean, clean_noise(found[cases[0]]), f"{a.clean:.2f} to {b.clean:.2f}"),
-            above(higher, b.certified_uap, a.certified_uap, noise, f"{a.certified_uap:.2f} to {b.certified_uap:.2f}"),
+            above(lower, clean[0], clean[1], clean_noise(a, b), f"{clean[0]:.2f} to {clean[1]:.2f}"),
+            above(
+                higher, certified[1], certified[0], certified_noise(a, b), f"{certified[0]:.2f} to {certified[1]:.2f}"
+            ),
         )
     return Sheet(
         "ablation-si",

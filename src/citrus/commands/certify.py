@@ -118,7 +118,7 @@ def certify_into(
     images, labels = data
     pick(settings.verifier, settings.intermediate, plain)  # refuses what it does not know before a file is written
     asked = {"network": fingerprint(plain), "eps": eps, "images": len(images), "data": _digest(images, labels)}
-    asked |= asdict(settings)
+    asked |= {name: value for name, value in asdict(settings).items() if name != "block"}  # changes no result
     rows = RowFile(row_path(out, eps, settings), asked)
     total = len(groups_of(plain, images, labels, eps, settings)) if settings.grouping != "adaptive" else None
     folder = certificate_folder(out, eps, settings)
