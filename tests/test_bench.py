@@ -273,7 +273,8 @@ def test_results_as_files(tmp_path: Path) -> None:
     assert [Row(**row) for row in found["rows"]] == ROWS
     assert Plan(**found["plan"]) == PLAN
     assert found["contest"]["network"] == "mlp"
-    lines = (tmp_path / "results.md").read_text().splitlines()
+    title, _, *lines = (tmp_path / "results.md").read_text().splitlines()
+    assert title.startswith("# ")
     assert lines[0].startswith(caption(BLOBS, PLAN))
     assert f"torch {torch.__version__}; 2:10 in all." in lines[0]
     assert lines[2] == "| method | clean | PGD | UAP attack | certified single | certified UAP | training | in all |"

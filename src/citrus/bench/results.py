@@ -46,7 +46,7 @@ def caption(contest: Contest, plan: Plan) -> str:
 
 def markdown(contest: Contest, plan: Plan, rows: Sequence[Row], machine: str) -> str:
     total = duration(sum(row.seconds for row in rows))
-    lines = [f"{caption(contest, plan)} {machine}; {total} in all.", ""]
+    lines = ["# All training methods side by side", "", f"{caption(contest, plan)} {machine}; {total} in all.", ""]
     lines += [f"| {' | '.join(HEADER)} |", f"|---|{'---:|' * (len(HEADER) - 1)}"]
     lines += [f"| {' | '.join(cells(row))} |" for row in rows]
     failed = [f"- {row.name} failed: {row.error}" for row in rows if row.error]
