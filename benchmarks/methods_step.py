@@ -15,14 +15,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from step import interleaved
+from step import interleaved, make_start
 
 from citrus.console import table
 from citrus.files import write_json
 from citrus.methods import METHODS, AnyMethod, Batch, Citrus
-from citrus.networks import build, fold, trace
+from citrus.networks import fold, trace
 from citrus.training.folder import environment
-from citrus.training.shi import initialize
 
 NETWORK, IMAGES, SHAPE, EPS = "convsmall", 40, (1, 28, 28), 0.1
 VARIANTS: dict[str, AnyMethod] = {
@@ -40,12 +39,7 @@ RAMP, END = (0.5, True), (1.0, False)
 
 def make_step(method: AnyMethod, ramp: float, ramping: bool) -> Callable[[], None]:
     """A step that can be repeated: the same images, weights and, but for its state, the same work every time."""
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    network = build(NETWORK, SHAPE, 10)
-    initialize(network, generator)
-    images = torch.rand(IMAGES, *SHAPE, generator=generator)
-    labels = torch.randint(10, (IMAGES,), generator=generator)
+    network, images, labels, generator = make_start(NETWORK, IMAGES, SHAPE)
     traced = trace(network, SHAPE)
     method.check(IMAGES)
     method.check_graph(fold(traced))

@@ -31,13 +31,21 @@ EPS, TAU_RATIO = 0.1, 0.4
 ATTACK = Ascent(steps=5, step_size=0.5)
 
 
-def make_batch(network: str, images: int, shape: tuple[int, int, int], max_boxes: int = 1 << 30) -> Batch:
+def make_start(
+    network: str, images: int, shape: tuple[int, int, int]
+) -> tuple[torch.nn.Module, Tensor, Tensor, torch.Generator]:
+    """A fresh network, noise as images, labels, and the generator they came from: the same every time."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     model = build(network, shape, 10)
     initialize(model, generator)
     x = torch.rand(images, *shape, generator=generator)
     y = torch.randint(10, (images,), generator=generator)
+    return model, x, y, generator
+
+
+def make_batch(network: str, images: int, shape: tuple[int, int, int], max_boxes: int = 1 << 30) -> Batch:
+    model, x, y, generator = make_start(network, images, shape)
     traced = trace(model, shape)
     logits, batch_statistics = traced.forward_with_statistics(x)
     loss = torch.nn.functional.cross_entropy(logits, y)

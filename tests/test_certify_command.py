@@ -13,6 +13,7 @@ from helpers import Case, folded, images
 from proved import CONV, MLP, RESIDUAL
 from synthetic import SHAPE, blobs, config
 
+import citrus.certify.folder as folder_module
 import citrus.commands.certify as command
 from citrus.attacks import Ascent
 from citrus.certify import cascade
@@ -200,7 +201,7 @@ def test_a_row_claims_no_more_than_its_certificate(certified: Certify, monkeypat
     def lossy(*arguments: Any) -> list[Written]:
         return [replace(w, survivors=w.survivors - 1) for w in write_certificate(*arguments)]
 
-    monkeypatch.setattr(command, "write_certificate", lossy)
+    monkeypatch.setattr(folder_module, "write_certificate", lossy)
     assert certified("--certificates") == 0
     for row in certified.rows:
         assert row["certified"] == row["attacked"] - 1 == len(row["index"]) - 1

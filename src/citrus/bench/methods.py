@@ -22,9 +22,9 @@ from torch import Tensor
 
 from citrus.bench.contest import Contest, contestants
 from citrus.certify.cascade import CertifySettings
+from citrus.certify.folder import certify_into
 from citrus.certify.result import Certification
 from citrus.certify.single import STAGES
-from citrus.commands.certify import certify_into
 from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.files import write_json
@@ -235,7 +235,7 @@ class Bench:
             group_size=self.contest.group_size, grouping="dataset", budget=plan.proof_seconds, seed=self.contest.seed
         )
         where = run.path / "certify"
-        return certify_into(where, plain, (images, labels), self.contest.eps, settings, report=lambda _: None)
+        return certify_into(where, plain, (images, labels), self.contest.eps, settings)
 
     def _images(self) -> tuple[Tensor, Tensor]:
         test = self.splits.test.subset(slice(0, self.contest.images)).to(pick_device(self.device))

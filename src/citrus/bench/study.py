@@ -13,7 +13,7 @@ from citrus.bench.losses import BoxLosses, last_epoch_losses
 from citrus.bench.methods import Bench, Listener, Plan, Row
 from citrus.bench.scales import GROUP, Case, Scale, Setting
 from citrus.certify.cascade import CertifySettings
-from citrus.commands.certify import row_path
+from citrus.certify.folder import row_path
 from citrus.data import Splits
 from citrus.errors import CitrusError
 from citrus.files import write_json

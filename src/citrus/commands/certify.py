@@ -1,30 +1,23 @@
 """`citrus certify RUN_OR_ONNX`: prove how many images of each group survive every shared perturbation."""
 
-import hashlib
 import re
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
-from citrus.certify.cascade import BlockProof, CertifySettings, certify, groups_of
-from citrus.certify.certificate import certificate_path, fingerprint, write_certificate
-from citrus.certify.evidence import evidence
+from citrus.certify.cascade import CertifySettings
+from citrus.certify.folder import OnRows, certificate_folder, certify_into, row_path
 from citrus.certify.groups import Grouping
-from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
-from citrus.certify.rows import RowFile
-from citrus.certify.verifiers import Intermediate, pick
+from citrus.certify.result import Certification, GroupResult
+from citrus.certify.verifiers import Intermediate
 from citrus.commands.check import load_graph, numbers
 from citrus.commands.flags import parse_flags, take_word
 from citrus.console import Bar, duration, table
 from citrus.data import as_float, load
 from citrus.errors import CitrusError
-from citrus.files import write_json
 from citrus.inputs import format_eps, parse_eps
-from citrus.networks import Graph
 from citrus.training import read_config
 from citrus.training.run import pick_device
 
@@ -93,7 +86,8 @@ def run(arguments: list[str]) -> int:
     out = Path(flags.out) if flags.out else default_folder(name)
     proofs = name if flags.certificates else None
     try:
-        result = certify_into(out, plain, (images, labels), parse_eps(eps_text), settings, proofs)
+        with shown("images" if flags.grouping == "adaptive" else "groups", print) as on_rows:
+            result = certify_into(out, plain, (images, labels), parse_eps(eps_text), settings, proofs, on_rows)
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return 130
@@ -105,91 +99,27 @@ def run(arguments: list[str]) -> int:
     return 2 if result.errors else 0
 
 
-def certify_into(
-    out: Path,
-    plain: Graph,
-    data: tuple[Tensor, Tensor],
-    eps: float,
-    settings: CertifySettings,
-    certificates: str | None = None,
-    report: Callable[[str], None] = print,
-) -> Certification:
-    """Certify, keeping rows (and certificates that name the network) in `out`; what is there already is not redone."""
-    images, labels = data
-    pick(settings.verifier, settings.intermediate, plain)  # refuses what it does not know before a file is written
-    asked = {"network": fingerprint(plain), "eps": eps, "images": len(images), "data": _digest(images, labels)}
-    asked |= {name: value for name, value in asdict(settings).items() if name != "block"}  # changes no result
-    rows = RowFile(row_path(out, eps, settings), asked)
-    total = len(groups_of(plain, images, labels, eps, settings)) if settings.grouping != "adaptive" else None
-    folder = certificate_folder(out, eps, settings)
-    done = frozenset(row.group for row in rows.rows if _is_done(row, None if certificates is None else folder))
-    started = time.perf_counter()
-    with Bar(total or len(images), "groups" if total else "images", start=len(done)) as bar:
+@contextmanager
+def shown(unit: str, report: Callable[[str], None] = lambda text: None) -> Iterator[OnRows]:
+    """A bar, and a line per group for whoever wants it, while `certify_into` works."""
+    bar: Bar | None = None
 
-        def on_block(block: BlockProof) -> None:
-            lowered = {}
-            if certificates is not None:
-                intermediate = pick(settings.verifier, settings.intermediate, plain).linear.intermediate
-                groups = evidence(block, eps)
-                written = write_certificate(folder, plain, eps, intermediate, groups, certificates)
-                lowered = {g.number: w.survivors for g, w in zip(groups, written, strict=True)}
-            kept = tuple(_lowered(row, lowered) for row in block.rows)
-            rows.add(kept)
-            for row in kept:
-                report(line(row))
-            bar.update(len(rows.rows) if total else sum(len(row.index) for row in rows.rows))
+    def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
+        nonlocal bar
+        bar = bar or Bar(total, unit, start=done)
+        for row in rows:
+            report(line(row))
+        bar.update(done)
 
-        found = certify(plain, images, labels, eps, settings, on_block, done)
-    result = Certification(
-        *(tuple(rows.rows), len(images), eps, settings.group_size),
-        settings.grouping,
-        settings.verifier,
-        found.stage_seconds,
-    )
-    totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
-    counts = {"outcomes": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
-    seconds = round(time.perf_counter() - started, 2)
-    write_json(row_path(out, eps, settings).with_suffix(".json"), {**asked, **totals, **counts, "seconds": seconds})
-    return result
-
-
-def _lowered(row: GroupResult, counts: dict[int, int]) -> GroupResult:
-    """A row never claims more than its certificate proves."""
-    count = counts.get(row.group, row.certified)
-    if count >= row.certified:
-        return row
-    verdict = verdict_of(len(row.index), count, row.attacked, row.verdict is Verdict.TIMEOUT)
-    note = f"{row.certified - count} proofs fail in float64"
-    return replace(row, certified=count, verdict=verdict, note=note)
-
-
-def _is_done(row: GroupResult, folder: Path | None) -> bool:
-    """An error is tried again, and so is a group whose certificate is asked for and was not written."""
-    return row.verdict is not Verdict.ERROR and (folder is None or certificate_path(folder, row.group).exists())
-
-
-def _digest(images: Tensor, labels: Tensor) -> str:
-    """Which images, with which labels."""
-    digest = hashlib.sha256(images.detach().cpu().contiguous().numpy().tobytes())
-    digest.update(labels.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    try:
+        yield on_rows
+    finally:
+        if bar:
+            bar.close()
 
 
 def default_folder(network: str) -> Path:
     return Path("runs") / f"certify-{Path(network).stem}" if network.endswith(".onnx") else Path(network) / "certify"
-
-
-def _stem(eps: float, settings: CertifySettings) -> str:
-    radius = format_eps(eps).replace("/", "-")
-    return f"{settings.verifier}-{radius}-n{settings.group_size}-{settings.grouping}"
-
-
-def row_path(out: Path, eps: float, settings: CertifySettings) -> Path:
-    return out / f"{_stem(eps, settings)}.jsonl"
-
-
-def certificate_folder(out: Path, eps: float, settings: CertifySettings) -> Path:
-    return out / f"{_stem(eps, settings)}-certificates"
 
 
 def line(row: GroupResult) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from citrus.certify.cascade import CertifySettings
+from citrus.certify.folder import certify_into
 from citrus.certify.result import Certification
-from citrus.commands.certify import certify_into
+from citrus.commands.certify import shown
 from citrus.commands.flags import pairs, parse_flags, take_word
 from citrus.commands.logs import open_log
 from citrus.commands.results import evaluation_table, save_picture
@@ -151,7 +152,9 @@ def _certify(result: Run, splits: Splits, device: str) -> Certification:
     images, labels = as_float(test.images[:count]), test.labels[:count]
     plain = graph(result.network.to(where), splits.info.shape)
     settings = CertifySettings(group_size=config.group_size, grouping="dataset")
-    return certify_into(result.path / "certify", plain, (images, labels), config.eps, settings, report=lambda _: None)
+    with shown("groups") as on_rows:
+        where_to = result.path / "certify"
+        return certify_into(where_to, plain, (images, labels), config.eps, settings, on_rows=on_rows)
 
 
 def _conclude(result: Run, certified: Certification) -> None:

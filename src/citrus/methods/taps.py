@@ -16,14 +16,13 @@ from citrus.attacks import Ascent, ascend, uniform
 from citrus.bounds import Box, margin_loss, relu_box, wrong_labels
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
-from citrus.methods.colt import cut_values, tail
 from citrus.methods.sabr import check_shrink
 from citrus.networks import Graph
 
 
 def classifier(graph: Graph, relus: int) -> Graph:
     """The network behind a ReLU layer, so that it holds the last `relus` of them."""
-    _, *layers = cut_values(graph)
+    layers = graph.relu_results
     if relus > 0 and relus >= len(layers):
         raise CitrusError(
             f"classifier_relus {relus} is too many for a network with {len(layers)} ReLU layers: boxes must pass the "
@@ -32,7 +31,7 @@ def classifier(graph: Graph, relus: int) -> Graph:
     cut = layers[-relus - 1] if layers else 0
     if any(min(node.inputs) < cut for node in graph.nodes[cut:]):
         raise CitrusError(f"classifier_relus {relus} would split the network within a residual block.")
-    return tail(graph, cut)
+    return graph.behind(cut)
 
 
 def link(box: Box, share: Tensor, slack: float) -> Tensor:

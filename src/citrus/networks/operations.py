@@ -210,6 +210,16 @@ class Graph:
     def classes(self) -> int:
         return self.nodes[-1].shape[0]
 
+    @property
+    def relu_results(self) -> list[int]:
+        """The values that come out of the ReLUs, in order."""
+        return [i for i, node in enumerate(self.nodes, start=1) if isinstance(node.op, Relu)]
+
+    def behind(self, value: int) -> "Graph":
+        """The network from a value on; no node behind it may read an earlier one."""
+        nodes = (replace(node, inputs=tuple(i - value for i in node.inputs)) for node in self.nodes[value:])
+        return Graph(tuple(nodes), self.nodes[value - 1].shape if value else self.input_shape)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Graph":
         """The same graph with every weight changed, e.g. `graph.map(Tensor.detach)` or `graph.map(Tensor.double)`."""
 
