@@ -21,14 +21,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from citrus.attacks import Ascent, pgd
 from citrus.certify import CertifySettings, certify
+from citrus.certify.cascade import BlockProof
 from citrus.console import table
 from citrus.data import Dataset, DatasetInfo, Splits, as_float, load
 from citrus.errors import CitrusError
-from citrus.files import write_json
+from citrus.files import load_tensors, write_json
 from citrus.methods import METHODS, Batch, Citrus, Method, MethodLoss, box_losses
 from citrus.networks.precision import tf32
-from citrus.training import TrainConfig, Trainer, load_run
+from citrus.training import TrainConfig, Trainer
+from citrus.training.config import from_dict
 from citrus.training.folder import environment
+from citrus.training.run import load_network
 
 EPOCH = 50_000
 TWENTY = Ascent(steps=20, step_size=0.2, decay=0.2, decay_at=(0.5, 0.8))
@@ -165,20 +168,18 @@ def profile(step: Callable[[], None]) -> dict[str, Any]:
         torch.cuda.synchronize()
         wall = time.perf_counter() - started
     shares: dict[str, float] = {}
-    longest: dict[str, float] = {}
-    total = 0.0
+    longest: dict[str, list[float]] = {}
     for event in found.events():
-        spent = float(event.device_time)
-        name = next((kind for kind, pattern in KINDS if pattern.search(event.name)), "other elementwise and reductions")
-        shares[name] = shares.get(name, 0.0) + spent
-        longest[event.name] = longest.get(event.name, 0.0) + spent
-        total += spent
-    top = sorted(longest.items(), key=lambda item: -item[1])[:12]
+        kind = next((kind for kind, pattern in KINDS if pattern.search(event.name)), "other elementwise and reductions")
+        shares[kind] = shares.get(kind, 0.0) + float(event.device_time)
+        longest.setdefault(event.name[:300], []).append(float(event.device_time))
+    total = sum(shares.values())
+    top = sorted(longest.items(), key=lambda item: -sum(item[1]))[:20]
     return {
         "kernel_ms_per_step": total / 3e3,
         "wall_ms_per_step": 1e3 * wall / 3,
         "shares": {k: v / total for k, v in shares.items()} if total else {},
-        "longest": {name[:90]: spent / total for name, spent in top},
+        "longest": {name: {"ms": sum(times) / 3e3, "calls": len(times) / 3} for name, times in top},
     }
 
 
@@ -260,20 +261,34 @@ def agreement() -> dict[str, float | str]:
     return found
 
 
-def certification(folder: str, data_dir: str | None, images: int, budget: float) -> dict[str, Any]:
-    """Seconds of each stage of the cascade with joint refinement, groups of 5, on the first test images."""
-    run = load_run(folder)
-    test = load(run.config.data, data_dir=data_dir).test.to("cuda")
-    x, y = as_float(test.images[:images]), test.labels[:images]
+def certification(path: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of each stage of the cascade with joint refinement, in groups of correct images."""
+    file = Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
+    _, header = load_tensors(file)
+    config = from_dict(header["config"])
+    test = load(config.data, data_dir=options.data_dir).test.to("cuda")
+    x, y = as_float(test.images[: options.images]), test.labels[: options.images]
+    settings = CertifySettings(group_size=options.group_size, budget=options.budget)
     torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    found = certify(run.network.to("cuda"), x, y, run.config.eps, CertifySettings(budget=budget))
+    started, groups = time.perf_counter(), 0
+
+    def on_block(block: BlockProof) -> None:
+        nonlocal groups
+        groups += len(block.rows)
+        print(f"  {groups} groups in {time.perf_counter() - started:.0f} s", flush=True)
+
+    found = certify(load_network(file).to("cuda"), x, y, config.eps, settings, on_block)
     return {
+        "run": file.stem,
+        "group_size": options.group_size,
+        "budget": options.budget,
         "images": len(x),
         "seconds": time.perf_counter() - started,
         "stages": found.stage_seconds,
         "certified": found.certified,
         "attacked": found.attacked,
+        "correct": found.correct,
+        "outcomes": found.images_by_outcome(),
         "memory_gb": torch.cuda.max_memory_allocated() / 2**30,
     }
 
@@ -282,9 +297,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="gpu.json")
     parser.add_argument("--only", help="steps whose names match this pattern", default="")
-    parser.add_argument("--run", help="a run folder whose network is certified")
+    parser.add_argument("--steps-only", action="store_true", help="not the other measurements")
+    parser.add_argument("--run", help="a run folder or a network of the sweep that is certified")
     parser.add_argument("--data-dir")
     parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--group-size", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per group for search and refinement")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -292,12 +309,13 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     found: dict[str, Any] = {"environment": environment(), "ceilings_tflops": ceilings()}
     names = [name for name in STEPS if re.search(options.only, name)]
-    found["pair"] = pair_of_convolutions()
-    for name, times in found["pair"].items():
-        print(f"{name}: " + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items()))
-    found["agreement"] = agreement()
-    print("eager against recorded, relative difference of weights after an epoch of 10 steps:")
-    print("\n".join(f"  {k:12} {v if isinstance(v, str) else format(v, '.1e')}" for k, v in found["agreement"].items()))
+    if not options.steps_only:
+        found["pair"] = pair_of_convolutions()
+        for name, times in found["pair"].items():
+            print(f"{name}: " + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items()))
+        found["agreement"] = differences = agreement()
+        print("eager against recorded, relative difference of weights after an epoch of 10 steps:")
+        print("\n".join(f"  {k:12} {v if isinstance(v, str) else format(v, '.1e')}" for k, v in differences.items()))
     found["steps"] = rows = step_table(names)
     printed = {r["step"]: r["epoch_s"] for r in rows}
     ours = found["ceilings_tflops"]
@@ -317,7 +335,7 @@ def main() -> None:
             shares = ", ".join(f"{k} {100 * v:.0f} %" for k, v in row["profile"]["shares"].items())
             print(f"{row['step']}: {shares}")
     if options.run:
-        found["certification"] = certification(options.run, options.data_dir, options.images, options.budget)
+        found["certification"] = certification(options.run, options)
         print(found["certification"])
     write_json(Path(options.out), found)
     print(f"written to {options.out}")

@@ -10,7 +10,7 @@ from typing import Any
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "gpu"
 NUMBERS = ("clean", "ibp", "single", "uap5", "uap20", "attack1", "attack5", "attack20")
 SHORT = {"method.": "", "attack.": "attack ", "_ratio": "", "_epochs": "", "_size": "", "lr_schedule": "schedule"}
-UNINTERESTING = ("validate_every", "memory_gb", "milestones", "validation", "warmup_epochs")
+UNINTERESTING = ("validate_every", "memory_gb", "milestones", "validation", "warmup_epochs", "seed", "clip")
 
 HEAD = """# Recipe search on the GPU
 
@@ -37,7 +37,9 @@ def line(row: dict[str, Any]) -> str:
     time = f"{row['train_seconds']:.0f} s" if "train_seconds" in row else ""
     time += f" (of {row['shared_by']})" if "shared_by" in row and time else ""
     numbers = [f"{row[name]:.2f}" if name in row else "" for name in NUMBERS]
-    notes = [row["failed"]] if "failed" in row else []
+    notes = [row[key] for key in ("failed", "note") if key in row]
+    if "last" in row and row["last"]["epoch"] + 1 < row["set"]["epochs"]:
+        notes.append(f"cut by the time limit after epoch {row['last']['epoch'] + 1}, learning rate still high")
     if "crown_first1000" in row:
         notes.append(f"first 1,000: clean {row['clean_first1000']:.1f}, full CROWN {row['crown_first1000']:.1f}")
     cells = [

@@ -1,8 +1,8 @@
 """Many training runs on one GPU, some at a time, each measured when it is done: python benchmarks/sweep.py PLAN.json
 
 The plan is a list of {"name": ..., "recipe": ..., "set": {"epochs": 60, "method.tau_ratio": 0.4}}. Each run is measured
-on its held-out part of the training set, or on the test set with --on test. Rows go to OUT/rows.jsonl as they come; a
-run that fails leaves a row that says why.
+on its held-out part of the training set, or on the test set where it has none or with --on test. Rows go to
+OUT/rows.jsonl as they come; a run that fails leaves a row that says why.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from measure import measure, rows_table
+from torch import nn
 
 from citrus.console import duration
 from citrus.data import as_float, load
@@ -27,6 +28,10 @@ Job = tuple[dict[str, Any], argparse.Namespace]
 def run_one(job: Job) -> dict[str, Any]:
     entry, options = job
     row: dict[str, Any] = {"name": entry["name"], "recipe": entry["recipe"], "set": entry.get("set", {})}
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    row |= {"machine": f"{machine}, torch {torch.__version__}"}
+    if options.workers > 1:
+        row["shared_by"] = options.workers
     try:
         return row | _train_and_measure(entry, options)
     except Exception as error:  # the other runs go on, and the row says what happened
@@ -49,13 +54,25 @@ def _train_and_measure(entry: dict[str, Any], options: argparse.Namespace) -> di
                 break  # the row's config and last epoch tell that it was cut short
     network = trainer.finish()
     seconds = time.perf_counter() - started
+    if options.half_weights:
+        round_weights(network)
     save_network(Path(options.out) / f"{entry['name']}.safetensors", network, config, splits)
-    part = (splits.test if options.on == "test" else splits.validation).to(device)
+    on = options.on or ("validation" if config.validation else "test")
+    part = (splits.test if on == "test" else splits.validation).to(device)
     result = measure(
-        *(network, as_float(part.images), part.labels, config.eps), count=options.attacked, certified=options.certified
+        *(network, as_float(part.images), part.labels, config.eps),
+        count=options.attacked,
+        certified=options.certified,
+        full_crown=config.network == "convsmall",
     )
     last = {k: last[k] for k in ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")}
-    return {**result, "on": options.on, "train_seconds": seconds, "last": last, "config": to_dict(config)}
+    return {**result, "on": on, "train_seconds": seconds, "last": last, "config": to_dict(config)}
+
+
+def round_weights(network: nn.Module) -> None:
+    """To float16 values, before anything is measured: what is stored in half the room is then what was measured."""
+    for weight in network.parameters():
+        weight.data.copy_(weight.data.half())
 
 
 def main() -> None:
@@ -65,9 +82,10 @@ def main() -> None:
     parser.add_argument("--data-dir")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--on", choices=("validation", "test"), default="validation")
     parser.add_argument("--attacked", type=int, default=2000)
     parser.add_argument("--certified", type=int, default=0)
+    parser.add_argument("--on", choices=("validation", "test"))
+    parser.add_argument("--half-weights", action="store_true", help="round weights to float16 before measuring")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no epoch begins after so long")
     options = parser.parse_args()
     options.began = time.perf_counter()  # one clock for all processes of a machine

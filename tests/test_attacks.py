@@ -9,6 +9,7 @@ from helpers import SHAPE, images
 from torch import Tensor, nn
 
 from citrus.attacks import Ascent, UniversalResult, ascend, consecutive_groups, fooled, pgd, universal_pgd
+from citrus.attacks.pgd import uniform
 from citrus.attacks.universal import LOSSES
 from citrus.bounds import margins
 from citrus.errors import CitrusError
@@ -395,3 +396,13 @@ def test_step_sizes_by_hand() -> None:
 def test_ascent_settings_are_checked(wrong: dict) -> None:
     with pytest.raises(CitrusError, match=r"steps >= 0, restarts >= 1, step_size > 0 and decay in \(0, 1\]"):
         Ascent(**wrong)
+
+
+@pytest.mark.parametrize("shape", [(6, *SHAPE), (6, 5), (2, 3, 4, 5, 6)])
+def test_noise_has_any_shape_beside_images_with_channels_last(shape: tuple[int, ...]) -> None:
+    """As training on a GPU lays images out; noise for directions or hidden layers is no map."""
+    like = images(6).contiguous(memory_format=torch.channels_last)
+    noise = uniform(shape, 0.1, like, seeded())
+    assert noise.shape == shape
+    assert noise.abs().max() <= 0.1
+    assert len(shape) != 4 or noise.stride() == like.stride()

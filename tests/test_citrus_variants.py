@@ -63,6 +63,32 @@ def test_the_worst_of_all_points_is_the_largest_cross_input_loss() -> None:
     assert_same(network, method.cross_loss(batch, delta, *lenders).loss, torch.stack(largest).mean())
 
 
+# --------------------------------------------------------------------------------------------- the image's own, too
+
+
+@pytest.mark.parametrize("own", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("partners", [0, 1])
+def test_borrowed_perturbations_give_way_to_the_images_own(
+    own: float, partners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, traced = make_network()
+    calls = spy_on("pgd", monkeypatch)
+    spy = BoxSpy(monkeypatch)
+    batch = make_batch(traced, 6, False)
+    method = Citrus(TAU_RATIO, group_size=6, partners=partners, own=own, attack=FEW_STEPS)
+    method.check(6)
+    loss = method.loss(batch).loss
+    ((_, delta),) = calls
+    count = partners or 5
+    centres = (torch.cat(spy.lower) + torch.cat(spy.upper)) / 2
+    used = centres.view(6, count, *SHAPE) - batch.images[:, None]
+    lender = [[int((used[i, j] - delta).abs().amax((1, 2, 3)).argmin()) for j in range(count)] for i in range(6)]
+    mine = sum(lender[i][j] == i for i in range(6) for j in range(count))
+    assert (mine == 0) if own == 0 else (mine == 6 * count) if own == 1 else 0 < mine < 6 * count
+    expected = [box_loss(network, batch, i, delta[j]) for i in range(6) for j in lender[i]]
+    assert_same(network, loss, torch.stack(expected).mean())
+
+
 # ------------------------------------------------------------------------------------------------------------ mixing
 
 

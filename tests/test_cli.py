@@ -29,6 +29,12 @@ def test_help_does_not_load_torch() -> None:
     assert python(code).splitlines()[-1] == "set()"
 
 
+def test_the_package_is_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "citrus", "no-such-command"], capture_output=True, text=True)
+    assert shown.returncode == 1
+    assert "no-such-command" in shown.stderr
+
+
 def test_public_names_exist() -> None:
     import citrus
 

@@ -99,6 +99,7 @@ OVERRIDES: list[tuple[str, str, object]] = [
     ("clip", "true", True),
     ("clip", "True", True),
     ("augment", "false", False),
+    ("crop", "0", 0),
     ("init", "default", "default"),
     ("data", "runs/my images,2.npz", "runs/my images,2.npz"),
     ("data", "123", "123"),

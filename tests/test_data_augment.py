@@ -1,11 +1,16 @@
 """Every augmented image is one of the crops and mirrors it may be, drawn independently and reproducibly."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import pad as pad_images
 
 from citrus.data import flip_and_crop, shuffle
+from citrus.data.catalogue import INFO
 from citrus.errors import CitrusError
+from citrus.recipes import recipe
+from citrus.training.step import augmentation
 
 
 def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
@@ -95,3 +100,14 @@ def test_on_a_gpu_either_generator_works_without_waiting() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(from_cpu_generator.cpu(), expected)
+
+
+@pytest.mark.parametrize(
+    ("augment", "crop", "expected"),
+    [(True, -1, (2, True)), (True, 0, (0, True)), (True, 3, (3, True)), (False, 3, (0, False))],
+)
+def test_a_run_may_choose_its_crops(augment: bool, crop: int, expected: tuple[int, bool]) -> None:
+    config = replace(recipe("cifar10-8-255-citrus"), augment=augment, crop=crop)
+    assert augmentation(config, INFO["cifar10"]) == expected
+    with pytest.raises(CitrusError, match="crop must be at least -1"):
+        replace(config, crop=-2)

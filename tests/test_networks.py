@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from citrus.errors import CitrusError
 from citrus.networks import Normalize, build, fold, graph, trace
+from citrus.networks.layout import channels_last, in_device_layout
 
 zoo = pytest.mark.parametrize("case", ZOO, ids=str)
 
@@ -430,3 +431,11 @@ def test_misleading_module_is_right_or_refused(network: nn.Module) -> None:
     except CitrusError:
         return
     torch.testing.assert_close(plain(x), network(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (4, 7)])
+def test_layout_changes_no_value(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape)
+    assert torch.equal(channels_last(x), x)
+    assert in_device_layout(x) is x  # on the CPU
+    assert x.dim() < 4 or channels_last(x).stride(1) == 1

@@ -19,7 +19,7 @@ def fooled(logits: Tensor, labels: Tensor) -> Tensor:
 
 def uniform(shape: tuple[int, ...], radius: Tensor | float, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform noise in the box of `radius`, laid out in memory as `like` is."""
-    channels_last = like.dim() == 4 and not like.is_contiguous()
+    channels_last = len(shape) == like.dim() == 4 and not like.is_contiguous()
     layout = torch.channels_last if channels_last else torch.contiguous_format
     noise = torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout).uniform_(generator=generator)
     return (2 * noise - 1) * radius

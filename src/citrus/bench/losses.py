@@ -18,6 +18,7 @@ from citrus.methods import Batch, Citrus, box_losses
 from citrus.networks import fold, trace
 from citrus.training import TrainConfig
 from citrus.training.randomness import stream
+from citrus.training.step import augmentation
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ def _batches(network: nn.Module, config: TrainConfig, splits: Splits, device: to
     for k, index in enumerate(order[: steps * config.batch_size].split(config.batch_size)):
         generator = stream(config.seed, "step", epoch * steps + k, device)
         images, labels = data.images[index], data.labels[index]
-        if config.augment:
-            images = flip_and_crop(images, info.pad, info.flip, generator)
+        images = flip_and_crop(images, *augmentation(config, info), generator)
         with torch.no_grad():
             logits, statistics = layers.forward_with_statistics(as_float(images))
             plain = fold(layers, statistics)

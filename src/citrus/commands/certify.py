@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from citrus import demo
 from citrus.certify.cascade import CertifySettings
 from citrus.certify.folder import OnRows, certificate_folder, certify_into, row_path
 from citrus.certify.groups import Grouping
@@ -62,7 +63,13 @@ def run(arguments: list[str]) -> int:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(CertifyFlags, "certify", rest)
     if not name:
-        raise CitrusError("Which network? citrus certify RUN_FOLDER, or citrus certify NET.onnx --data mnist --eps 0.1")
+        raise CitrusError(
+            "Which network? citrus certify demo, citrus certify RUN_FOLDER, or citrus certify NET.onnx --data mnist "
+            "--eps 0.1"
+        )
+    if name == demo.NAME and not Path(name).exists():
+        name = str(demo.unpack())
+        print(f"a trained network and 200 MNIST test digits are in {name}: a run folder like any other")
     run_config = read_config(Path(name)) if not name.endswith(".onnx") else None
     data = flags.data or (run_config.data if run_config else None)
     eps_text = flags.eps or (run_config.eps if run_config else None)

@@ -20,6 +20,7 @@ from citrus.attacks import Model
 from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows
 from citrus.bounds.reduced import reduced_interval
 from citrus.networks import Graph
+from citrus.networks.layout import in_device_layout
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class Batch:
 
     def box(self, centre: Tensor, radius: Tensor | float) -> tuple[Tensor, Tensor]:
         """Centre and radius of boxes, cut to [0, 1] where the run asks for it; a radius that all share is one row."""
-        if centre.is_cuda:  # as convolutions on a GPU want it
-            centre = centre.contiguous(memory_format=torch.channels_last)
+        centre = in_device_layout(centre)
         radius = torch.ones_like(centre[:1]) * radius
         if not self.clip:
             return centre, radius

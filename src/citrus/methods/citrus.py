@@ -49,6 +49,8 @@ class Citrus(Method):
     attack: Ascent = field(default_factory=lambda: Ascent(steps=20, step_size=0.2, decay=0.2, decay_at=(0.5, 0.8)))
     k: int = 2
     """A borrowed perturbation is sought for k - 1 other images at once: the heap of shared adversarial training."""
+    own: float = 0.0
+    """Share of borrowed perturbations that give way to the image's own: 0 is CITRUS, 1 is SABR."""
     worst_of: int = 0
     """Perturbations drawn for each image; the `partners` with the highest loss at x_i + v_j are kept. 0: no choice."""
     mix: float = 0.0
@@ -75,7 +77,7 @@ class Citrus(Method):
                 f"A memory needs partners >= 1 and room for the batch's {batch_size} perturbations, got partners "
                 f"{self.partners} and memory {self.memory}."
             )
-        for name in ("mix", "tau_start"):
+        for name in ("mix", "own", "tau_start"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CitrusError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
 
@@ -134,6 +136,9 @@ class Citrus(Method):
             borrowed = recall(batch, delta, borrowed, batch.eps - tau)
         if self.worst_of:
             borrowed = worst(batch, borrowed, self.partners)
+        if self.own:
+            chance = torch.rand(borrowed.shape[:2], generator=batch.generator, device=borrowed.device)
+            borrowed = torch.where((chance < self.own)[:, :, None, None, None], delta[own], borrowed)
         cross = borrowed.shape[1]
         if self.same_input:
             borrowed = torch.cat([borrowed, delta[own]], 1)

@@ -64,6 +64,8 @@ class TrainConfig:
     """Images held out of the training set."""
     augment: bool = True
     """Flips and crops, where the data set has them."""
+    crop: int = -1
+    """Pixels by which a crop may be shifted; -1: what suits the data set."""
     normalize: bool = True
     """Normalise pixels with the data set's mean and standard deviation in the network's first layer."""
     precision: Literal["float32", "tf32", "half", "all-half"] = "tf32"
@@ -113,6 +115,7 @@ LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "average_every", "group_size", "validate_every"), 1),
     **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer", "average_from"), 0),
     **dict.fromkeys(("validation", "seed", "test_images"), 0),
+    "crop": -1,
 }
 
 

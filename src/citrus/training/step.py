@@ -16,6 +16,7 @@ from citrus.data.augment import flip_and_crop
 from citrus.methods import Batch, Boxes, box_losses
 from citrus.networks import Statistics, fold, trace
 from citrus.networks.compiled import compiling
+from citrus.networks.layout import in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Moment, Phase
@@ -90,10 +91,8 @@ class Step:
 
     def _images(self) -> Tensor:
         images = self.data.images[self.index]
-        if self.config.augment and (self.info.flip or self.info.pad):
-            images = flip_and_crop(images, self.info.pad, self.info.flip, self.generator)
-        images = as_float(images)
-        return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
+        images = flip_and_crop(images, *augmentation(self.config, self.info), self.generator)
+        return in_device_layout(as_float(images))
 
     def _method_loss(
         self, phase: Phase, images: Tensor, labels: Tensor, clean: Tensor, statistics: Statistics
@@ -130,6 +129,13 @@ class Step:
 def normalisation(config: TrainConfig, info: DatasetInfo) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std of the network's first layer."""
     return (info.mean, info.std) if config.normalize else ((0.0,) * info.shape[0], (1.0,) * info.shape[0])
+
+
+def augmentation(config: TrainConfig, info: DatasetInfo) -> tuple[int, bool]:
+    """Pixels by which crops are shifted at most, and whether half of the images are mirrored."""
+    if not config.augment:
+        return 0, False
+    return info.pad if config.crop < 0 else config.crop, info.flip
 
 
 def regularizer(boxes: Boxes, std: Tensor) -> Tensor:

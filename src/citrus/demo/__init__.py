@@ -1,0 +1,26 @@
+"""A finished run that travels with the package: ConvSmall on MNIST, eps 0.1, and the first 200 test digits.
+
+`citrus certify demo` unpacks it, so that a certified network is seen before anything is trained or downloaded.
+`benchmarks/demo.py` made the two files beside this one from a run of recipe `mnist-0.1-citrus-convsmall`.
+"""
+
+import json
+import shutil
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from citrus.files import load_tensors, write_json
+
+NAME = "demo"
+
+
+def unpack(folder: Path = Path("runs") / NAME) -> Path:
+    """The run as a folder that every command understands; what else lies there stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "images.npz"):
+        with as_file(files(__name__) / name) as source:
+            shutil.copyfile(source, folder / name)
+    _, header = load_tensors(folder / "model.safetensors")
+    config = header["config"] | {"data": str(folder / "images.npz"), "validation": 0}
+    write_json(folder / "config.json", json.loads(json.dumps(config)))
+    return folder
