@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from synthetic import blobs
 
+from citrus.certify.result import Certification, GroupResult, Verdict
 from citrus.cli import main
+from citrus.commands.results import evaluation_table
+from citrus.training import Evaluation
 
 
 def python(code: str) -> str:
@@ -42,6 +45,17 @@ def test_public_names_exist() -> None:
         assert getattr(citrus, name) is not None
     with pytest.raises(AttributeError):
         citrus.nothing  # noqa: B018
+
+
+def test_of_two_attacks_on_the_same_groups_the_table_shows_the_stronger() -> None:
+    evaluation = Evaluation(0.1, False, 10, 100.0, 50.0, 10, 90.0, 90.0, 5, 40, 4, 1.0)
+    row = GroupResult(0, tuple(range(10)), 10, 6, 7, Verdict.TIMEOUT)
+    certified = Certification((row,), 10, 0.1, 10, "dataset", "citrus", {})
+    assert certified.attacked == 70
+    assert "attacked by universal perturbations 90.00" in " ".join(evaluation_table(evaluation).split())
+    shown = " ".join(evaluation_table(evaluation, certified).split())
+    assert "certified against universal perturbations 60.00" in shown
+    assert "attacked by universal perturbations 70.00" in shown
 
 
 @pytest.fixture

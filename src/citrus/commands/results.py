@@ -12,14 +12,15 @@ from citrus.training import Evaluation
 
 
 def evaluation_table(result: Evaluation, certified: Certification | None = None) -> str:
-    """One line per measure, with how it was measured."""
+    """One line per measure, with how it was measured; `certified` is about the images that were attacked."""
     n, k = result.images, result.attacked_images
+    universal = min(result.universal, certified.attacked) if certified else result.universal  # the stronger attack
     box = "clipped to [0, 1]" if result.clip else "not clipped"
     rows = [
         ["clean accuracy", f"{result.clean:.2f}", f"{n} test images"],
         ["certified one by one (IBP)", f"{result.ibp_certified:.2f}", f"{n} test images, proved"],
         [f"attacked one by one (PGD-{result.pgd_steps})", f"{result.pgd:.2f}", f"first {k}"],
-        ["attacked by universal perturbations", f"{result.universal:.2f}", f"first {k}, groups of {result.group_size}"],
+        ["attacked by universal perturbations", f"{universal:.2f}", f"first {k}, groups of {result.group_size}"],
     ]
     if certified:
         shown = f"first {certified.images}, groups of {certified.group_size}, proved"
