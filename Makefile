@@ -12,7 +12,7 @@ test: .venv/dev  ## everything that CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed and ours, and each method beside a standard step
 	$(BIN)/python benchmarks/step.py

@@ -124,6 +124,14 @@ def test_curves_tell_their_numbers(tmp_path: Path) -> None:
     assert told["Accuracy on held-out images"] == "clean: from 80 to 85; certified (IBP): from 0 to 50"
 
 
+def test_a_shared_perturbation_is_an_attack_on_each_image_too(tmp_path: Path) -> None:
+    """So one by one no more images survive than in groups, however weak PGD was."""
+    run = write_run(tmp_path / "one")
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "pgd": 99.0}))
+    groups = summary(run, "citrus-0.1-n5-dataset")["attacked"]
+    assert f"{groups:.2f} at N 1, {groups:.2f} at N 5" in figures(document(run))["Accuracy against the group size N"]
+
+
 def test_classes_and_perturbation(tmp_path: Path) -> None:
     """Only the last group is perturbed, and only images of the top class can fall."""
     run = tmp_path / "one"

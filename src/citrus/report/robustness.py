@@ -137,10 +137,12 @@ def _over_size(records: list[Record]) -> Figure | None:
 
 
 def _pgd(record: Record, c: Certified) -> float | None:
-    """What PGD leaves of the same images at the same eps."""
+    """What is left of the same images at the same eps one by one: a shared perturbation that fools is an attack, too."""
     measured = record.summary
     same = measured and (measured.eps, measured.attacked_images) == (c.eps, c.images)
-    return measured.pgd if measured and same and not record.config.get("clip") else None
+    if not measured or measured.pgd is None or not same or record.config.get("clip"):
+        return None
+    return min(measured.pgd, c.attacked)
 
 
 def _begun(series: Series, where: float, certified: float | None, attacked: float | None) -> Series:
