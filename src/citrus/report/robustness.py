@@ -137,7 +137,7 @@ def _over_size(records: list[Record]) -> Figure | None:
 
 
 def _pgd(record: Record, c: Certified) -> float | None:
-    """What is left of the same images at the same eps one by one: a shared perturbation that fools is an attack, too."""
+    """What is left of the same images one by one: a shared perturbation that fools is an attack, too."""
     measured = record.summary
     same = measured and (measured.eps, measured.attacked_images) == (c.eps, c.images)
     if not measured or measured.pgd is None or not same or record.config.get("clip"):
