@@ -39,7 +39,7 @@ def line(row: dict[str, Any]) -> str:
     numbers = [f"{row[name]:.2f}" if name in row else "" for name in NUMBERS]
     notes = [row[key] for key in ("failed", "note") if key in row]
     if "last" in row and row["last"]["epoch"] + 1 < row["set"]["epochs"]:
-        notes.append(f"cut by the time limit after epoch {row['last']['epoch'] + 1}, learning rate still high")
+        notes.append(f"cut by the time limit after epoch {row['last']['epoch'] + 1} of {row['set']['epochs']}")
     if "crown_first1000" in row:
         notes.append(f"first 1,000: clean {row['clean_first1000']:.1f}, full CROWN {row['crown_first1000']:.1f}")
     cells = [

@@ -89,6 +89,12 @@ def test_borrowed_perturbations_give_way_to_the_images_own(
     assert_same(network, loss, torch.stack(expected).mean())
 
 
+@pytest.mark.parametrize(("method", "message"), [(Citrus(k=3, own=0.5), "own is for k = 2"), (Citrus(own=1.1), "own")])
+def test_own_perturbations_that_cannot_be(method: Citrus, message: str) -> None:
+    with pytest.raises(CitrusError, match=message):
+        method.check(5)
+
+
 # ------------------------------------------------------------------------------------------------------------ mixing
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,8 @@ def test_of_two_attacks_on_the_same_groups_the_table_shows_the_stronger() -> Non
     shown = " ".join(evaluation_table(evaluation, certified).split())
     assert "certified against universal perturbations 60.00" in shown
     assert "attacked by universal perturbations 70.00" in shown
+    clipped = " ".join(evaluation_table(replace(evaluation, clip=True), certified).split())
+    assert "attacked by universal perturbations 90.00" in clipped, "the verifier's attack left [0, 1]"
 
 
 @pytest.fixture

@@ -34,6 +34,24 @@ def test_a_folder_of_that_name_comes_first(capsys: pytest.CaptureFixture[str]) -
     assert not Path("runs").exists()
 
 
+def test_a_run_of_somebody_else_is_never_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    mine = Path("runs/demo")
+    mine.mkdir(parents=True)
+    (mine / "config.json").write_text("mine")
+    (mine / "model.safetensors").write_bytes(b"mine")
+    assert main(["certify", "demo"]) == 1
+    assert "runs/demo is another run" in capsys.readouterr().err
+    assert (mine / "config.json").read_text() == "mine"
+    assert (mine / "model.safetensors").read_bytes() == b"mine"
+
+
+def test_it_works_from_other_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = unpack().absolute()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["certify", str(folder), "--images", "10", "--device", "cpu"]) == 0
+
+
 def test_unpacking_again_leaves_results_alone() -> None:
     folder = unpack()
     (folder / "certify").mkdir()

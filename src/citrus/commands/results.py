@@ -14,7 +14,9 @@ from citrus.training import Evaluation
 def evaluation_table(result: Evaluation, certified: Certification | None = None) -> str:
     """One line per measure, with how it was measured; `certified` is about the images that were attacked."""
     n, k = result.images, result.attacked_images
-    universal = min(result.universal, certified.attacked) if certified else result.universal  # the stronger attack
+    universal = result.universal
+    if certified and not result.clip:  # the verifier's attack does not clip, so it says nothing about clipped images
+        universal = min(universal, certified.attacked)
     box = "clipped to [0, 1]" if result.clip else "not clipped"
     rows = [
         ["clean accuracy", f"{result.clean:.2f}", f"{n} test images"],

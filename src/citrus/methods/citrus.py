@@ -77,6 +77,8 @@ class Citrus(Method):
                 f"A memory needs partners >= 1 and room for the batch's {batch_size} perturbations, got partners "
                 f"{self.partners} and memory {self.memory}."
             )
+        if self.own and self.k != 2:
+            raise CitrusError(f"own is for k = 2, where an image has one perturbation of its own; got k {self.k}.")
         for name in ("mix", "own", "tau_start"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CitrusError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")

@@ -129,14 +129,14 @@ def _over_size(records: list[Record]) -> Figure | None:
 
     def curves(record: Record) -> list[Series]:
         pairs = _series(record, lambda c: f"eps {format_eps(c.eps)}", lambda c: c.group_size)
-        return [_begun(s, 1.0, first.alone, _pgd(record, first)) for s, first in pairs]
+        return [_begun(s, 1.0, first.alone, _one_by_one(record, first)) for s, first in pairs]
 
     chosen = _chosen([curves(record) for record in records])
     axis, title = ("N", "images that share one perturbation, N"), "Accuracy against the group size N"
     return _chart(axis, title, chosen, lambda v: f"{v:g}", [r.name for r in records])
 
 
-def _pgd(record: Record, c: Certified) -> float | None:
+def _one_by_one(record: Record, c: Certified) -> float | None:
     """What is left of the same images one by one: a shared perturbation that fools is an attack, too."""
     measured = record.summary
     same = measured and (measured.eps, measured.attacked_images) == (c.eps, c.images)
