@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from citrus.attacks import Ascent, pgd
-from citrus.certify import CertifySettings, certify
+from citrus.certify import CertifySettings, GroupResult, certify
 from citrus.certify.cascade import BlockProof
 from citrus.console import table
 from citrus.data import Dataset, DatasetInfo, Splits, as_float, load
@@ -270,12 +270,17 @@ def certification(path: str, options: argparse.Namespace) -> dict[str, Any]:
     x, y = as_float(test.images[: options.images]), test.labels[: options.images]
     settings = CertifySettings(group_size=options.group_size, budget=options.budget)
     torch.cuda.reset_peak_memory_stats()
-    started, groups = time.perf_counter(), 0
+    started = time.perf_counter()
+    rows: list[GroupResult] = []
 
     def on_block(block: BlockProof) -> None:
-        nonlocal groups
-        groups += len(block.rows)
-        print(f"  {groups} groups in {time.perf_counter() - started:.0f} s", flush=True)
+        rows.extend(block.rows)
+        correct, proved, left = (sum(getattr(r, k) for r in rows) for k in ("correct", "certified", "attacked"))
+        print(
+            f"  {len(rows)} groups in {time.perf_counter() - started:.0f} s: of {correct} correct images {proved} are "
+            f"certified, the attack leaves {left}",
+            flush=True,
+        )
 
     found = certify(load_network(file).to("cuda"), x, y, config.eps, settings, on_block)
     return {

@@ -15,7 +15,7 @@ from citrus.data import Dataset, DatasetInfo, as_float
 from citrus.data.augment import flip_and_crop
 from citrus.methods import Batch, Boxes, box_losses
 from citrus.networks import Statistics, fold, trace
-from citrus.networks.compiled import compiling
+from citrus.networks.compiled import compilable, compiling
 from citrus.networks.layout import in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
@@ -138,6 +138,7 @@ def augmentation(config: TrainConfig, info: DatasetInfo) -> tuple[int, bool]:
     return info.pad if config.crop < 0 else config.crop, info.flip
 
 
+@compilable
 def regularizer(boxes: Boxes, std: Tensor) -> Tensor:
     """Both Shi terms; the input's radius is taken after normalisation."""
     return tightness((boxes.input_radius / std).mean(), boxes.pre_activations) + balance(boxes.pre_activations)
