@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from citrus.errors import CitrusError
-from citrus.networks.compiled import compilable
 from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
 from citrus.networks.precision import true_float32
 from citrus.networks.trace import Add as AddLayer
@@ -40,7 +39,6 @@ def _check_same(module: nn.Module, plain: Graph) -> None:
         )
 
 
-@compilable
 def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
     """Plain operations with the module's present weights, differentiable in them.
 

@@ -121,6 +121,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
         raise CitrusError(
             f"{type(module).__name__} cannot be traced into a list of layers ({error}); supported: {SUPPORTED}."
         ) from error
+    _check_readers(nodes, module)
     steps: list[Step] = []
     index: dict[fx.Node, int] = {}
     shapes = [tuple(input_shape)]
@@ -168,6 +169,32 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
     else:
         what = f"{getattr(target, '__name__', target)} ({node.op})"
     raise CitrusError(f"Layer {place}, {what}, is not supported; supported: {SUPPORTED}.")
+
+
+def _check_readers(nodes: list[fx.Node], module: nn.Module) -> None:
+    """Refuse values that nobody reads, and ones that are read after a layer has changed them in place.
+
+    A trace shows the order of layers, not what lies in memory when they run.
+    """
+    memory: dict[fx.Node, fx.Node] = {}  # the node that first held a value's memory: views and changed values share it
+    stale: dict[fx.Node, set[fx.Node]] = {}  # the values in each memory that have been overwritten
+    for node in nodes:
+        if not node.users and node.op != "output":
+            raise CitrusError(f"Nothing reads {node.name!r}: a network may not compute values that it does not use.")
+        for read in node.all_input_nodes:
+            if read in stale.get(memory[read], ()):
+                raise CitrusError(f"{read.name!r} is read after a change in place: use layers with inplace=False.")
+        layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        changes = _changes_in_place(node, layer)
+        shares = isinstance(layer, nn.Flatten | nn.Identity) or node.target in FLATTEN_FUNCTIONS or changes
+        memory[node] = memory[node.all_input_nodes[0]] if shares and node.all_input_nodes else node
+        if changes:
+            stale[memory[node]] = {v for v in memory if memory[v] is memory[node] and v is not node}
+
+
+def _changes_in_place(node: fx.Node, layer: nn.Module | None) -> bool:
+    flagged = bool(node.kwargs.get("inplace")) or (node.target is F.relu and any(a is True for a in node.args))
+    return flagged or node.target is operator.iadd or bool(getattr(layer, "inplace", False))
 
 
 def _flattens_all(start_dim: Any = 0, end_dim: Any = -1) -> bool:
