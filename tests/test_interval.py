@@ -20,7 +20,8 @@ from helpers import (
 )
 from torch import Tensor, nn
 
-from citrus.bounds import Bounds, interval, margin_loss, margin_rows, margins, wrong_labels
+from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows, margins, wrong_labels
+from citrus.bounds.interval import relu_box
 from citrus.errors import CitrusError
 from citrus.networks import Graph, Normalize, fold, graph, trace
 
@@ -460,3 +461,32 @@ def test_rows_need_not_be_margins() -> None:
     plain, asked = interval(plain, x, RADIUS), interval(plain, x, RADIUS, identity)
     torch.testing.assert_close(plain.lower, asked.lower)
     torch.testing.assert_close(plain.upper, asked.upper)
+
+
+# The box behind a ReLU
+
+
+def test_relu_box_equals_relu_of_its_ends() -> None:
+    """Bit for bit what minimum and maximum give, also where an end touches 0, and in float64 the ReLU of both ends."""
+    centre = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 0.0])
+    box = relu_box(Box(centre, torch.tensor([1.0] * 7 + [0.0])))
+    assert box.lower.tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert box.upper.tolist() == [0, 0, 0.5, 1, 1.5, 2, 3, 0]
+    noise = torch.Generator().manual_seed(0)
+    centre, radius = torch.randn(1000, generator=noise), torch.rand(1000, generator=noise)
+    half = ((centre + radius) / 2).relu()
+    found, smaller = relu_box(Box(centre, radius)), torch.minimum(half, radius)
+    assert torch.equal(found.radius, smaller)
+    assert torch.equal(found.centre, torch.maximum(centre, smaller))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gradients_of_compiled_boxes_keep_the_layout_of_the_maps() -> None:
+    """Channels side by side, as a GPU's convolutions want them: any other layout costs a copy of every map."""
+    compiled = torch.compile(relu_box, backend="aot_eager_decomp_partition")
+    c, r, weight = (torch.randn(3, 4, 5, 6).contiguous(memory_format=torch.channels_last) for _ in range(3))
+    c.requires_grad_()
+    r.requires_grad_()
+    found = compiled(Box(c, r))
+    for gradient in torch.autograd.grad((found.centre * weight + found.radius * weight**2).sum(), (c, r)):
+        assert gradient.is_contiguous(memory_format=torch.channels_last)

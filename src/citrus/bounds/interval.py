@@ -99,15 +99,16 @@ def _through(op: Operation, boxes: list[Box], shrink: float, entering: list[Box]
 
 
 def relu_box(box: Box, shrink: float = 1.0) -> Box:
-    """relu of a box without the cancellation of upper - lower: r' = min(relu((c + r) / 2), r), c' = max(c, r')."""
+    """relu of a box without the cancellation of upper - lower: c and r where it is positive, else both (c + r) / 2.
+
+    Choices are made by `where`: torch.compile lets gradients of minimum and maximum lie in memory as a CPU wants them,
+    and a GPU copies every map of a step once more.
+    """
     half = ((box.centre + box.radius) / 2).relu()
-    radius = torch.minimum(half, box.radius)
-    centre = torch.maximum(box.centre, radius)
+    positive = box.centre > box.radius
     if shrink != 1.0:
-        crossing = box.centre.abs() < box.radius
-        radius = torch.where(crossing, shrink * half, radius)
-        centre = torch.where(crossing, radius, centre)
-    return Box(centre, radius)
+        half = torch.where(box.centre.abs() < box.radius, shrink * half, half)
+    return Box(torch.where(positive, box.centre, half), torch.where(positive, box.radius, half))
 
 
 def _rows(weight: Tensor, box: Box, bias: Tensor | float = 0.0) -> Box:
