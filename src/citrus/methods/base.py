@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from citrus.attacks import Model
 from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows
-from citrus.bounds.reduced import reduced_interval
 from citrus.networks import Graph
 from citrus.networks.layout import in_device_layout
 
@@ -139,16 +138,14 @@ def box_margins(
 
 def box_bounds(batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shrink: float = 1.0) -> Bounds:
     """Interval bounds on the margins in each box as `Batch.box` makes them, (boxes, classes - 1)."""
-    classes = batch.graph.classes
+    outside, inside = centre.dtype, batch.box_type or centre.dtype
+    graph = batch.graph if inside == outside else batch.graph.map(lambda t: t.to(inside))
 
     def bound(c: Tensor, r: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        rows = margin_rows(y, classes, c.dtype)
-        if batch.box_type is None:
-            bounds = interval(batch.graph, c, r, rows, shrink, batch.keep_boxes)
-        else:
-            bounds = reduced_interval(batch.graph, c, r, rows, shrink, batch.keep_boxes, batch.box_type)
-        kept = bounds.pre_activations
-        return bounds.lower, bounds.upper, *(t for b in kept for t in (b.centre, b.radius.expand_as(b.centre)))
+        rows = margin_rows(y, graph.classes, inside)
+        bounds = interval(graph, c.to(inside), r.to(inside), rows, shrink, batch.keep_boxes)
+        kept = (t for b in bounds.pre_activations for t in (b.centre, b.radius.expand_as(b.centre)))
+        return tuple(t.to(outside) for t in (bounds.lower, bounds.upper, *kept))
 
     if len(centre) <= batch.max_boxes:
         results = bound(centre, radius, labels)

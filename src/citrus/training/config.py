@@ -69,7 +69,7 @@ class TrainConfig:
     normalize: bool = True
     """Normalise pixels with the data set's mean and standard deviation in the network's first layer."""
     precision: Literal["float32", "tf32", "half", "all-half"] = "tf32"
-    """Of training on a GPU: TF32, that and attacks in bfloat16, or boxes in float16, too. Never of certification."""
+    """Of training on a GPU: TF32, that and attacks in bfloat16, or boxes, too. Never of certification."""
     compile: bool = False
     """Fuse kernels with torch.compile: a minute of waiting, then faster steps of large networks on a GPU."""
     record: bool = True

@@ -111,7 +111,7 @@ class Step:
             stage=phase.stage,
             state=self.method_state,
             half=config.precision in ("half", "all-half") and images.is_cuda,
-            box_type=torch.float16 if config.precision == "all-half" and images.is_cuda else None,
+            box_type=torch.bfloat16 if config.precision == "all-half" and images.is_cuda else None,
         )
         if phase.robust:
             result = config.method.loss(batch)
