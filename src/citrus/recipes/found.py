@@ -30,6 +30,17 @@ CNN7: dict[str, Any] = COMMON | {
 }
 
 FOUND_RECIPES: dict[str, TrainConfig] = {
+    "mnist-0.1-citrus-convsmall": TrainConfig(
+        **CONVSMALL | {"validation": 0},
+        data="mnist",
+        method=Citrus(tau_ratio=0.5, group_size=0, partners=1, attack=_attack(4)),
+        eps=0.1,
+        eps_factor=1.15,
+        epochs=80,
+        ramp_epochs=15,
+        lr=2e-3,
+        crop=1,
+    ),
     "mnist-0.3-citrus-convsmall": TrainConfig(
         **CONVSMALL,
         data="mnist",

@@ -1,0 +1,88 @@
+"""Clean against certified UAP accuracy of the CNN7 networks: python benchmarks/cnn7.py > docs/results/cnn7.md
+
+Joins what benchmarks/sweep.py wrote about training (docs/results/gpu/sweep-*.jsonl) with what `benchmarks/gpu.py --run`
+wrote about certification (docs/results/gpu/certify-*.json), puts the published values beside it, and draws
+docs/results/cnn7.svg.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from citrus.bench.published import published
+from citrus.report.charts import Line, line_chart, linear_axis, series_key
+from citrus.report.standalone import svg_file
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+Row = dict[str, Any]
+PUBLISHED = [row for row in published("main").rows if row.setting == "cifar10-8-255"]
+HEADS = ("method", "tau/eps", "epochs", "minutes", "clean", "single", "N", "images", "clean", "certified", "attacked")
+
+
+def trained() -> dict[str, Row]:
+    """The last finished training run of each name that was measured on the test set."""
+    texts = (text for file in sorted(RESULTS.glob("gpu/sweep-*.jsonl")) for text in file.read_text().splitlines())
+    rows = [json.loads(text) for text in texts]
+    return {r["name"]: r for r in rows if r.get("on") == "test" and r.get("config", {}).get("network") == "cnn7"}
+
+
+def certified() -> list[Row]:
+    found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("gpu/certify-*.json"))]
+    return [f["certification"] | {"environment": f["environment"]} for f in found]
+
+
+def label(row: Row) -> str:
+    method = row["config"]["method"]
+    own = f", own {method['own']:g}" if method.get("own") else ""
+    return f"{method['name']}{own}"
+
+
+def table(runs: dict[str, Row], found: list[Row]) -> str:
+    lines = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    for c in sorted(found, key=lambda c: (runs[c["run"]]["clean"], c["group_size"])):
+        r = runs[c["run"]]
+        tau = r["config"]["method"].get("tau_ratio")
+        cells = [
+            *(label(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), f"{r['train_seconds'] / 60:.1f}"),
+            *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
+            *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    for p in PUBLISHED:
+        lines.append(f"| {p.method}, published | | | | {p.clean:.2f} | | 5 | 10,000 | | {p.certified:.2f} | |")
+    return "\n".join(lines)
+
+
+def figure(runs: dict[str, Row], found: list[Row]) -> str:
+    """For each method and N a line through what is proved and a dashed one through what the attack leaves."""
+    lines, keys = [], []
+    kinds = sorted({(runs[c["run"]]["config"]["method"]["name"], c["group_size"]) for c in found})
+    for series, (method, size) in enumerate(kinds):
+        mine = [c for c in found if (runs[c["run"]]["config"]["method"]["name"], c["group_size"]) == (method, size)]
+        mine.sort(key=lambda c: c["correct"])
+        for kind, dashed in (("certified", False), ("attacked", True)):
+            points = tuple((c["correct"], c[kind]) for c in mine)
+            lines.append(Line(f"{method}, N = {size}, {kind}", points, series, dashed))
+        keys.append(series_key(f"{method}, N = {size}", series))
+    lines.append(Line("published, N = 5", tuple(sorted((p.clean, p.certified) for p in PUBLISHED)), len(keys)))
+    keys.append(series_key("published, N = 5", len(keys)))
+    across, up = (linear_axis(name, (p[i] for line in lines for p in line.points)) for i, name in enumerate(AXES))
+    title = "CNN7, CIFAR-10, 8/255: clean and certified UAP accuracy"
+    return svg_file(line_chart("cnn7", title, f"{len(runs)} networks.", (across, up), lines, tuple(keys)))
+
+
+AXES = ("clean accuracy of the images looked at, percent", "survive every shared perturbation, percent")
+
+
+def main() -> None:
+    runs, found = trained(), certified()
+    (RESULTS / "cnn7.svg").write_text(figure(runs, found))
+    print("# CNN7 on CIFAR-10 at 8/255\n")
+    print(__doc__.split("\n\n")[1].replace("\n", " ") + "\n")
+    print(table(runs, found) + "\n\n![clean against certified accuracy](cnn7.svg)\n")
+    for machine in sorted({f"{c['environment']['gpu']}, torch {c['environment']['torch']}" for c in found}):
+        print(f"Machine: {machine}; one seed each.")
+
+
+if __name__ == "__main__":
+    main()
