@@ -222,7 +222,10 @@ def _checked(layer: nn.Module, where: str) -> nn.Module:
 
 
 def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape of a layer's result, found by running it on meta tensors."""
+    """Shape of a layer's result; of a convolution, pooling or flattening found by running it on meta tensors.
+
+    Arithmetic and products on those would load torch's compiler, which takes seconds.
+    """
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         if inputs[0][0] != layer.num_features or len(inputs[0]) != (3 if isinstance(layer, nn.BatchNorm2d) else 1):
             raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {inputs[0]}.")
@@ -230,10 +233,14 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
     try:
         if isinstance(layer, Normalize) and inputs[0][0] != layer.mean.shape[0]:
             raise RuntimeError(f"{layer.mean.shape[0]} channels expected")
-        if isinstance(layer, nn.Linear) and len(inputs[0]) != 1:
-            raise RuntimeError("flatten it first")
+        if isinstance(layer, nn.Linear):
+            if inputs[0] != (layer.in_features,):
+                raise RuntimeError("flatten it first" if len(inputs[0]) > 1 else f"{layer.in_features} values expected")
+            return (layer.out_features,)
         if isinstance(layer, Add) and inputs[0] != inputs[1]:
             raise RuntimeError("the branches must have one shape")
+        if isinstance(layer, Normalize | Add | nn.ReLU | nn.Identity):
+            return inputs[0]
         arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
         return tuple(copy.deepcopy(layer).to("meta", torch.float32)(*arguments).shape[1:])
     except RuntimeError as error:
