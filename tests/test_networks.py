@@ -491,7 +491,8 @@ def test_layout_changes_no_value(shape: tuple[int, ...]) -> None:
 def test_a_graph_does_not_wait_for_the_compiler_to_load() -> None:
     """torch loads it at the first product of meta tensors, two seconds that every command would take longer."""
     code = (
-        "import sys; from citrus.networks import build, graph; network = build('cnn7', (1, 12, 12), 10, (0.5,), (0.5,)); "
-        "graph(network.eval(), (1, 12, 12)); assert 'torch._dynamo' not in sys.modules"
+        "import sys; from citrus.networks import build, graph; "
+        "graph(build('cnn7', (1, 12, 12), 10, (0.5,), (0.5,)).eval(), (1, 12, 12)); "
+        "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
