@@ -10,11 +10,12 @@ from helpers import CLASSES, case_named
 from joint_cases import DEEP, attack, member_margins, sampled, small, tiny
 from torch import Tensor
 
-from citrus.bounds import LinearSettings, crown, lower_planes, margin_rows
-from citrus.bounds.interval import Box
+from citrus.bounds import Box, LinearSettings, crown, lower_planes, margin_rows
+from citrus.bounds.chunks import Budget
 from citrus.bounds.margins import wrong_labels
 from citrus.bounds.substitution import relu_places
 from citrus.certify import ChoicePlanes, SubsetSearch, covers, dual_value
+from citrus.certify.assume import Neurons, Violated, tighten
 from citrus.certify.joint import Instance, JointResult, JointSettings, Subset, refine_subsets
 from citrus.certify.rounds import STRONGEST, RoundSettings, refine_groups
 from citrus.errors import CitrusError
@@ -170,3 +171,29 @@ def test_rounds_in_lockstep_equal_one_group_after_another() -> None:
     assert not any(outcome.proofs or outcome.stuck for outcome in unrefined)
     with pytest.raises(CitrusError, match="sets"):
         RoundSettings(sets=0)
+
+
+def test_many_members_are_tightened_as_one_by_one() -> None:
+    """Whatever the numbers of neurons and choices are that others fill up with zeros; a row without any stays."""
+    noise = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=noise, dtype=torch.float64)
+
+    members = []
+    for row, (neurons, choices) in enumerate([(3, 2), (0, 1), (7, 4), (5, 1)]):
+        index = torch.randperm(9, generator=noise)[:neurons]
+        planes = Neurons(index, draw(neurons, 2, 12), draw(neurons, 2))
+        members.append(Violated(row, planes, draw(choices, 12), draw(choices).abs()))
+    boxes, multipliers = [], []
+    for memory in (10**9, 1):
+        box = Box(torch.zeros(4, 9, dtype=torch.float64), torch.full((4, 9), 8.0, dtype=torch.float64))
+        multipliers.append(tighten(box, members, eps=0.1, tolerance=1e-6, budget=Budget(memory)))
+        boxes.append(box)
+    torch.testing.assert_close(boxes[0].centre, boxes[1].centre)
+    torch.testing.assert_close(boxes[0].radius, boxes[1].radius)
+    assert (boxes[0].radius[[0, 2, 3]] < 8).any(1).all()
+    assert (boxes[0].radius[1] == 8).all()
+    for member, *both in zip(members, *multipliers, strict=True):
+        torch.testing.assert_close(*both)
+        assert both[0].shape == (2 * len(member.neurons.index), len(member.b))

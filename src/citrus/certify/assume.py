@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from citrus.bounds.chunks import Budget, in_chunks
 from citrus.bounds.interval import Box
 from citrus.bounds.substitution import lower_planes, relu_places
 from citrus.networks.operations import Graph
@@ -30,11 +31,11 @@ DECAY = 0.94
 
 @dataclass(frozen=True)
 class Neurons:
-    """Planes of the undecided neurons of one image's last layer of ReLUs: first under each z, then under each -z."""
+    """Planes of the undecided neurons of one image's last layer of ReLUs: under each z and under each -z."""
 
     index: Tensor  # (neuron,): places in the layer
-    a: Tensor  # (2 neuron, pixel)
-    b: Tensor  # (2 neuron,)
+    a: Tensor  # (neuron, 2, pixel)
+    b: Tensor  # (neuron, 2)
 
 
 @dataclass(frozen=True)
@@ -52,47 +53,100 @@ def neurons_of(graph: Graph, image: Tensor, boxes: Sequence[Box]) -> Neurons:
     part = Graph(graph.nodes[:place], graph.input_shape)
     last = boxes[-1]
     index = ((last.lower < 0) & (last.upper > 0)).flatten().nonzero()[:, 0]
-    rows = image.new_zeros(2, len(index), last.centre.numel())
-    rows[0].scatter_(1, index[:, None], 1.0)
-    rows[1].scatter_(1, index[:, None], -1.0)
+    rows = image.new_zeros(len(index), 2, last.centre.numel())
+    rows[:, 0].scatter_(1, index[:, None], 1.0)
+    rows[:, 1].scatter_(1, index[:, None], -1.0)
     with torch.no_grad():
         planes = lower_planes(part, image, rows.view(1, -1, *last.centre.shape[1:]), boxes[:-1])
-    return Neurons(index, planes.a[0].flatten(1), planes.b[0])
+    return Neurons(index, planes.a[0].flatten(1).unflatten(0, (-1, 2)), planes.b[0].unflatten(0, (-1, 2)))
 
 
-def tighten(box: Box, member: int, neurons: Neurons, a: Tensor, b: Tensor, how: tuple[float, float]) -> Tensor:
-    """Tighten row `member` of the box in place, given planes a (choice, pixel), b that are <= 0; returns mu.
+@dataclass(frozen=True)
+class Violated:
+    """A member of a subset all of whose choices are assumed to be violated."""
 
-    `how` is (eps, tolerance); bounds are weakened by this share of the numbers they are made of.
+    row: int
+    """Of the boxes."""
+    neurons: Neurons
+    a: Tensor  # (choice, pixel): planes of the subset's margins
+    b: Tensor  # (choice,)
+
+
+COPIES = 6  # of the neurons' planes that a step of the ascent holds
+
+
+def tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float, budget: Budget) -> list[Tensor]:
+    """Tighten the rows of these members in place, many at a time; returns mu of each, (2 neuron, choice).
+
+    Bounds are weakened by the share `tolerance` of the numbers they are made of.
     """
-    eps, tolerance = how
-    multipliers = _multipliers(neurons, a, b, eps)
-    value = neurons.b + multipliers @ b - eps * (neurons.a + multipliers @ a).abs().sum(1)
-    reach = b.abs() + eps * a.abs().sum(1)
-    size = neurons.b.abs() + eps * neurons.a.abs().sum(1) + multipliers @ reach
-    low, negative_high = (value - tolerance * size).chunk(2)
-    lower, upper = box.lower[member].flatten(), box.upper[member].flatten()
-    lower[neurons.index] = torch.fmax(lower[neurons.index], low)  # fmax: a bound that is NaN says nothing
-    upper[neurons.index] = torch.fmin(upper[neurons.index], -negative_high)
+    found: list[Tensor] = []
+
+    def work(part: slice, _: slice) -> tuple[Tensor, ...]:
+        del found[part.start :]  # of an attempt for which memory did not suffice
+        found.extend(_tighten(box, members[part], eps, tolerance))
+        return (torch.empty(0),)
+
+    if members:
+        widest = max(m.neurons.a.numel() * m.neurons.a.element_size() for m in members)
+        in_chunks((len(members), 1), COPIES * max(widest, 1), budget, work)
+    return found
+
+
+def _tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float) -> list[Tensor]:
+    """All members at once: what one has fewer neurons or choices than another is filled up with zeros."""
+    rows = torch.tensor([m.row for m in members], device=box.centre.device)
+    index = _filled([m.neurons.index for m in members])
+    real = _filled([torch.ones_like(m.neurons.index) for m in members]) > 0
+    neurons_a = _filled([m.neurons.a for m in members]).flatten(1, 2)
+    neurons_b = _filled([m.neurons.b for m in members]).flatten(1, 2)
+    a, b = _filled([m.a for m in members]), _filled([m.b for m in members])
+    mu = _multipliers(neurons_a, neurons_b, a, b, eps)
+    value, size = _bound(neurons_a, neurons_b, a, b, mu, eps)
+    weakened = (value - tolerance * size).unflatten(1, (-1, 2))
+    bounds = torch.where(weakened.isnan() | ~real[:, :, None], -torch.inf, weakened)  # NaN says nothing
+    lower, upper = box.lower[rows].flatten(1), box.upper[rows].flatten(1)
+    lower = lower.scatter_reduce(1, index, bounds[:, :, 0], "amax")
+    upper = upper.scatter_reduce(1, index, -bounds[:, :, 1], "amin")
     upper = torch.maximum(lower, upper)  # bounds that cross prove the subset; a box must stay a box
-    shape = box.centre.shape[1:]
-    box.centre[member], box.radius[member] = ((lower + upper) / 2).view(shape), ((upper - lower) / 2).view(shape)
-    return multipliers
+    box.centre[rows] = ((lower + upper) / 2).view(-1, *box.centre.shape[1:])
+    box.radius[rows] = ((upper - lower) / 2).view(-1, *box.centre.shape[1:])
+    pairs = zip(mu.unflatten(1, (-1, 2)), members, strict=True)
+    return [own[: len(m.neurons.index), :, : len(m.b)].transpose(0, 1).flatten(0, 1) for own, m in pairs]
 
 
-def _multipliers(neurons: Neurons, a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """The best mu >= 0 of each neuron's bound that projected Adam meets, starting from 0: (2 neuron, choice)."""
-    mu = neurons.b.new_zeros(len(neurons.b), len(b))
+def _filled(parts: Sequence[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+
+
+def _bound(neurons_a: Tensor, neurons_b: Tensor, a: Tensor, b: Tensor, mu: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The bound of each neuron that mu gives, and the size of the numbers it is made of: (member, 2 neuron) each."""
+    value = neurons_b + _dot(mu, b) - eps * torch.baddbmm(neurons_a, mu, a).abs().sum(2)
+    reach = b.abs() + eps * a.abs().sum(2)
+    return value, neurons_b.abs() + eps * neurons_a.abs().sum(2) + _dot(mu, reach)
+
+
+def _dot(mu: Tensor, values: Tensor) -> Tensor:
+    """(member, 2 neuron, choice) with (member, choice)."""
+    return (mu @ values[:, :, None])[:, :, 0]
+
+
+def _multipliers(neurons_a: Tensor, neurons_b: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """The best mu >= 0 of each neuron's bound that projected Adam meets, starting from 0.
+
+    Planes are (member, 2 neuron, pixel) and (member, choice, pixel); a choice of zeros keeps its mu = 0.
+    """
+    mu = neurons_b.new_zeros(*neurons_b.shape, b.shape[1])
     # In units in which mu = 1 gives a margin's slopes the size of the neuron's.
-    unit = neurons.a.abs().sum(1, keepdim=True) / a.abs().sum(1).clamp(min=1e-12)
+    unit = neurons_a.abs().sum(2, keepdim=True) / a.abs().sum(2).clamp(min=1e-12)[:, None]
     first, second = torch.zeros_like(mu), torch.zeros_like(mu)
-    best, kept = neurons.b - eps * neurons.a.abs().sum(1), mu
+    best, kept = neurons_b - eps * neurons_a.abs().sum(2), mu
     for step in range(1, STEPS + 1):
-        mixed = neurons.a + (mu * unit) @ a
-        value = neurons.b + (mu * unit) @ b - eps * mixed.abs().sum(1)
+        mixed = torch.baddbmm(neurons_a, mu * unit, a)
+        value = neurons_b + _dot(mu * unit, b) - eps * mixed.abs().sum(2)
         better = value > best
-        best, kept = torch.where(better, value, best), torch.where(better[:, None], mu, kept)
-        gradient = (b - eps * (mixed.sign() @ a.T)) * unit
+        best, kept = torch.where(better, value, best), torch.where(better[:, :, None], mu, kept)
+        gradient = (b[:, None] - eps * (mixed.sign() @ a.mT)) * unit
         first = first.lerp(gradient, 0.1)
         second = second.lerp(gradient.square(), 0.01)
         move = first / (1 - 0.9**step) / ((second / (1 - 0.99**step)).sqrt() + 1e-12)

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from citrus.bounds.chunks import Budget
 from citrus.bounds.interval import Box
 from citrus.bounds.refine import select_box
 from citrus.bounds.substitution import adaptive_slopes, lower_planes, points, relu_places, triangle
-from citrus.certify.assume import Assumption, Neurons, neurons_of, tighten
+from citrus.certify.assume import Assumption, Neurons, Violated, neurons_of, tighten
 from citrus.certify.climb import Climb, Members, Summit, Teams, climb, hopeless_after
 from citrus.certify.planes import Choice, dual_value
 from citrus.errors import CitrusError
@@ -61,6 +62,14 @@ class Instance:
     labels: Tensor
     boxes: tuple[Box, ...]
     eps: float
+    kept: dict[int, Neurons] = field(default_factory=dict, repr=False, compare=False)
+    """Planes of undecided neurons by image, once they were asked for."""
+
+    def neurons(self, image: int) -> Neurons:
+        if image not in self.kept:
+            boxes = [Box(x.centre[image, None], x.radius[image, None]) for x in self.boxes]
+            self.kept[image] = neurons_of(self.graph.map(Tensor.detach), self.images[image, None], boxes)
+        return self.kept[image]
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps < float("inf"):
@@ -144,7 +153,6 @@ class Run:
         self.double = self.graph.map(Tensor.double)
         end = time.perf_counter() + settings.seconds
         self.how = Climb(settings.iterations, settings.rate, settings.decay, settings.window, settings.tolerance, end)
-        self.neurons: dict[int, Neurons] = {}  # by image
 
     def refine(self, subsets: list[Subset], starts: Starts, teams: Teams | None) -> list[JointResult]:
         """Climb, then in turn assume and climb, as long as it pays."""
@@ -248,16 +256,14 @@ class Run:
 
     def _assume(self, batch: _Batch, results: dict[int, JointResult], chains: list[tuple[Assumption, ...]]) -> None:
         """Tighten the boxes of the last ReLUs of every member, assuming that all choices of its subset are violated."""
-        how = (self.instance.eps, self.settings.tolerance)
+        last, members = batch.boxes[-1], list[Violated]()
         for number, own in zip(batch.number.tolist(), batch.members(), strict=True):
-            result = results[number]
-            a, b = (t.to(batch.boxes[-1].centre) for t in (result.a, result.b))
-            used, multipliers = [], []
-            for member, image in zip(range(own.start, own.stop), batch.image[own].tolist(), strict=True):
-                if image not in self.neurons:
-                    boxes = [Box(x.centre[image, None], x.radius[image, None]) for x in self.instance.boxes]
-                    self.neurons[image] = neurons_of(self.graph, self.instance.images[image, None], boxes)
-                neurons = self.neurons[image]
-                used.append(neurons.index)
-                multipliers.append(tighten(batch.boxes[-1], member, neurons, a, b, how))
-            chains[number] = (*chains[number], Assumption(result.slopes, tuple(used), tuple(multipliers)))
+            a, b = (t.to(last.centre) for t in (results[number].a, results[number].b))
+            images = batch.image[own].tolist()
+            members += [Violated(own.start + k, self.instance.neurons(image), a, b) for k, image in enumerate(images)]
+        device = last.centre.device  # a CPU's caches hold the planes of one member
+        budget = Budget(1) if device.type == "cpu" else Budget.of(self.settings.memory, device)
+        found = tighten(last, members, self.instance.eps, self.settings.tolerance, budget)
+        for number, own in zip(batch.number.tolist(), batch.members(), strict=True):
+            used = tuple(m.neurons.index for m in members[own])
+            chains[number] = (*chains[number], Assumption(results[number].slopes, used, tuple(found[own])))
