@@ -52,7 +52,7 @@ def line(row: dict[str, Any]) -> str:
         row["machine"],
         "; ".join(notes),
     ]
-    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+    return "| " + " | ".join(" ".join(str(cell).replace("|", "/").split()) for cell in cells) + " |"
 
 
 def main() -> None:
