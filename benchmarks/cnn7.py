@@ -15,7 +15,9 @@ from citrus.report.standalone import svg_file
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 Row = dict[str, Any]
-PUBLISHED = [row for row in published("main").rows if row.setting == "cifar10-8-255"]
+SETTING = "cifar10-8-255"
+PUBLISHED = [row for row in published("main").rows if row.setting == SETTING]
+AXES = ("clean accuracy of the images looked at, percent", "survive every shared perturbation, percent")
 HEADS = ("method", "tau/eps", "epochs", "minutes", "clean", "single", "N", "images", "clean", "certified", "attacked")
 
 
@@ -23,15 +25,18 @@ def trained() -> dict[str, Row]:
     """The last finished training run of each name that was measured on the test set."""
     texts = (text for file in sorted(RESULTS.glob("gpu/sweep-*.jsonl")) for text in file.read_text().splitlines())
     rows = [json.loads(text) for text in texts]
-    return {r["name"]: r for r in rows if r.get("on") == "test" and r.get("config", {}).get("network") == "cnn7"}
+    rows = [r for r in rows if r["recipe"].startswith(SETTING) and r.get("on") == "test"]
+    return {r["name"]: r for r in rows if r.get("config", {}).get("network") == "cnn7"}
 
 
-def certified() -> list[Row]:
+def certified(runs: dict[str, Row]) -> list[Row]:
+    """What was proved of these networks."""
     found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("gpu/certify-*.json"))]
-    return [f["certification"] | {"environment": f["environment"]} for f in found]
+    merged = [f["certification"] | {"environment": f["environment"]} for f in found]
+    return [c | {"method": method_of(runs[c["run"]])} for c in merged if c["run"] in runs]
 
 
-def label(row: Row) -> str:
+def method_of(row: Row) -> str:
     method = row["config"]["method"]
     own = f", own {method['own']:g}" if method.get("own") else ""
     return f"{method['name']}{own}"
@@ -43,7 +48,7 @@ def table(runs: dict[str, Row], found: list[Row]) -> str:
         r = runs[c["run"]]
         tau = r["config"]["method"].get("tau_ratio")
         cells = [
-            *(label(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), f"{r['train_seconds'] / 60:.1f}"),
+            *(c["method"], f"{tau:g}" if tau else "", str(r["config"]["epochs"]), f"{r['train_seconds'] / 60:.1f}"),
             *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
@@ -53,12 +58,12 @@ def table(runs: dict[str, Row], found: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def figure(runs: dict[str, Row], found: list[Row]) -> str:
+def figure(found: list[Row]) -> str:
     """For each method and N a line through what is proved and a dashed one through what the attack leaves."""
     lines, keys = [], []
-    kinds = sorted({(runs[c["run"]]["config"]["method"]["name"], c["group_size"]) for c in found})
+    kinds = sorted({(c["method"], c["group_size"]) for c in found})
     for series, (method, size) in enumerate(kinds):
-        mine = [c for c in found if (runs[c["run"]]["config"]["method"]["name"], c["group_size"]) == (method, size)]
+        mine = [c for c in found if (c["method"], c["group_size"]) == (method, size)]
         mine.sort(key=lambda c: c["correct"])
         for kind, dashed in (("certified", False), ("attacked", True)):
             points = tuple((c["correct"], c[kind]) for c in mine)
@@ -68,15 +73,15 @@ def figure(runs: dict[str, Row], found: list[Row]) -> str:
     keys.append(series_key("published, N = 5", len(keys)))
     across, up = (linear_axis(name, (p[i] for line in lines for p in line.points)) for i, name in enumerate(AXES))
     title = "CNN7, CIFAR-10, 8/255: clean and certified UAP accuracy"
-    return svg_file(line_chart("cnn7", title, f"{len(runs)} networks.", (across, up), lines, tuple(keys)))
-
-
-AXES = ("clean accuracy of the images looked at, percent", "survive every shared perturbation, percent")
+    return svg_file(
+        line_chart("cnn7", title, f"{len({c['run'] for c in found})} networks.", (across, up), lines, tuple(keys))
+    )
 
 
 def main() -> None:
-    runs, found = trained(), certified()
-    (RESULTS / "cnn7.svg").write_text(figure(runs, found))
+    runs = trained()
+    found = certified(runs)
+    (RESULTS / "cnn7.svg").write_text(figure(found))
     print("# CNN7 on CIFAR-10 at 8/255\n")
     print(__doc__.split("\n\n")[1].replace("\n", " ") + "\n")
     print(table(runs, found) + "\n\n![clean against certified accuracy](cnn7.svg)\n")

@@ -467,7 +467,7 @@ def test_rows_need_not_be_margins() -> None:
 
 
 def test_relu_box_equals_relu_of_its_ends() -> None:
-    """Bit for bit what minimum and maximum give, also where an end touches 0, and in float64 the ReLU of both ends."""
+    """By hand, also where an end touches 0; and bit for bit what minimum and maximum give."""
     centre = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 0.0])
     box = relu_box(Box(centre, torch.tensor([1.0] * 7 + [0.0])))
     assert box.lower.tolist() == [0, 0, 0, 0, 0, 0, 1, 0]

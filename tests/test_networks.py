@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -379,105 +378,6 @@ def test_a_batch_norm_left_in_training_mode_is_refused() -> None:
     network[0].train()
     with pytest.raises(CitrusError, match="training mode"):
         graph(network, SHAPE)
-
-
-# Modules that are easily misread: the graph must equal the module, or the module must be refused.
-
-
-class InplaceRelu(nn.Module):
-    """The shortcut reads a value after an in-place ReLU has changed it."""
-
-    def __init__(self, functional: bool) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(PIXELS, 4), nn.Linear(4, 3)
-        self.relu = (lambda x: F.relu(x, inplace=True)) if functional else nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x.flatten(1))
-        return self.last(self.relu(x) + x)
-
-
-class InplaceAdd(nn.Module):
-    """`y += z` also changes `shortcut`, which is the same tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(PIXELS, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = shortcut = self.first(x.flatten(1))
-        y += self.second(y)
-        return self.last(y) + shortcut
-
-
-class UnusedBranch(nn.Module):
-    """Computes something it does not return, last of all but an Identity."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score, self.other, self.keep = nn.Linear(PIXELS, 3), nn.Linear(PIXELS, 3), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        score = self.score(x)
-        self.other(x)
-        return self.keep(score)
-
-
-class ViewOverwritten(nn.Module):
-    """The shortcut reads a map whose flat view an in-place ReLU has changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.relu, self.last = nn.Conv2d(SHAPE[0], 2, 1), nn.ReLU(inplace=True), nn.LazyLinear(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.last(self.relu(x.flatten(1)) + torch.flatten(x, 1))
-
-
-def weighted(network: nn.Module, sign: float) -> nn.Module:
-    """All first weights of one sign, so that a ReLU is always on or always off."""
-    network(images(2))
-    with torch.no_grad():
-        network.first.weight.abs_().mul_(sign)
-        network.first.bias.zero_()
-    return network.eval()
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["always-on", "always-off"])
-@pytest.mark.parametrize(
-    "make", [lambda: InplaceRelu(False), lambda: InplaceRelu(True), InplaceAdd, ViewOverwritten], ids=range(4)
-)
-def test_value_that_is_read_after_a_change_in_place_is_refused(make: Callable[[], nn.Module], sign: float) -> None:
-    """Whatever the weights are: where the ReLU is always on, no input would show the difference."""
-    with pytest.raises(CitrusError, match="in place"):
-        graph(weighted(make(), sign), SHAPE)
-
-
-class HarmlessInplace(nn.Module):
-    """What residual networks do: sums and ReLUs in place on values that nobody reads again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(PIXELS, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x.flatten(1)), inplace=True)
-        y = self.second(x)
-        y += x
-        x += F.relu(y, True)
-        return self.last(x)
-
-
-def test_harmless_change_in_place_is_right() -> None:
-    network, x = HarmlessInplace().eval(), images(4)
-    torch.testing.assert_close(graph(network, SHAPE)(x), network(x), rtol=1e-5, atol=1e-5)
-
-
-def test_value_that_nobody_reads_is_refused() -> None:
-    with pytest.raises(CitrusError, match="Nothing reads 'other'"):
-        graph(UnusedBranch().eval(), SHAPE)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 6), (4, 7)])

@@ -80,17 +80,16 @@ def tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float,
 
     Bounds are weakened by the share `tolerance` of the numbers they are made of.
     """
-    found: list[Tensor] = []
+    found: dict[int, Tensor] = {}
 
     def work(part: slice, _: slice) -> tuple[Tensor, ...]:
-        del found[part.start :]  # of an attempt for which memory did not suffice
-        found.extend(_tighten(box, members[part], eps, tolerance))
+        found.update(enumerate(_tighten(box, members[part], eps, tolerance), part.start))
         return (torch.empty(0),)
 
     if members:
         widest = max(m.neurons.a.numel() * m.neurons.a.element_size() for m in members)
         in_chunks((len(members), 1), COPIES * max(widest, 1), budget, work)
-    return found
+    return [found[n] for n in range(len(members))]
 
 
 def _tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float) -> list[Tensor]:

@@ -68,7 +68,7 @@ class Instance:
     def neurons(self, image: int) -> Neurons:
         if image not in self.kept:
             boxes = [Box(x.centre[image, None], x.radius[image, None]) for x in self.boxes]
-            self.kept[image] = neurons_of(self.graph.map(Tensor.detach), self.images[image, None], boxes)
+            self.kept[image] = neurons_of(self.graph, self.images[image, None], boxes)
         return self.kept[image]
 
     def __post_init__(self) -> None:

@@ -106,7 +106,17 @@ def batch_norm_affine(layer: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, var:
     return scale, shift + layer.bias if layer.affine else shift
 
 
+class _Value(fx.Proxy):
+    """A traced value whose `x += y` is told apart from x + y: fx alone writes down the sum and forgets the change."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Normalize) or super().is_leaf_module(m, module_qualified_name)
 
@@ -231,8 +241,8 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
             raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {inputs[0]}.")
         return inputs[0]
     try:
-        if isinstance(layer, Normalize) and inputs[0][0] != layer.mean.shape[0]:
-            raise RuntimeError(f"{layer.mean.shape[0]} channels expected")
+        if isinstance(layer, Normalize) and (len(inputs[0]) != 3 or inputs[0][0] != layer.mean.shape[0]):
+            raise RuntimeError(f"maps of {layer.mean.shape[0]} channels expected")
         if isinstance(layer, nn.Linear):
             if inputs[0] != (layer.in_features,):
                 raise RuntimeError("flatten it first" if len(inputs[0]) > 1 else f"{layer.in_features} values expected")

@@ -4,15 +4,15 @@ Tuned on 5,000 held-out training images; docs/results/gpu-log.md lists every run
 what a recipe gave on the test set.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from citrus.attacks import Ascent
 from citrus.methods import Citrus, CitrusSI
 from citrus.training.config import TrainConfig
 
 
-def _attack(steps: int) -> Ascent:
-    return Ascent(steps=steps, step_size=0.5, decay=0.5, decay_at=(0.6,), keep="last")
+def _attack(steps: int, keep: Literal["best", "last"] = "last") -> Ascent:
+    return Ascent(steps=steps, step_size=0.5, decay=0.5, decay_at=(0.6,), keep=keep)
 
 
 COMMON: dict[str, Any] = {"lr_schedule": "cosine", "warmup_epochs": 1, "validate_every": 10}
@@ -44,12 +44,7 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
     "mnist-0.3-citrus-convsmall": TrainConfig(
         **CONVSMALL,
         data="mnist",
-        method=Citrus(
-            tau_ratio=0.7,
-            group_size=0,
-            partners=1,
-            attack=Ascent(steps=5, step_size=0.5, decay=0.5, decay_at=(0.6,)),
-        ),
+        method=Citrus(tau_ratio=0.7, group_size=0, partners=1, attack=_attack(5, "best")),
         eps=0.3,
         epochs=45,
         ramp_epochs=15,
