@@ -11,6 +11,7 @@ from steps import one_thread as one_thread
 from torch import Tensor
 
 import citrus.methods.citrus as module
+from citrus.bounds import LinearSettings, crown, margin_loss, margin_rows
 from citrus.errors import CitrusError
 from citrus.methods import Batch, Citrus, CitrusSI
 
@@ -254,6 +255,23 @@ def test_tau_grows_with_the_ramp(ramp: float, share: float, as_tensor: bool, mon
     torch.testing.assert_close(loss, constant, rtol=1e-9, atol=0)
 
 
+# -------------------------------------------------------------------------------------------------- linear bounds, too
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_linear_share_is_the_loss_at_crown_bounds_of_the_whole_boxes(share: float, clip: bool) -> None:
+    network, traced = make_network()
+    plain = Citrus(TAU_RATIO, group_size=3, attack=FEW_STEPS)
+    batch = make_batch(traced, 6, clip)
+    lower, upper = batch.clipped(batch.images - EPS), batch.clipped(batch.images + EPS)
+    rows = margin_rows(batch.labels, batch.graph.classes, lower.dtype)
+    how = LinearSettings(intermediate="interval")
+    proved = crown(batch.graph, (lower + upper) / 2, (upper - lower) / 2, rows, how).lower
+    expected = (1 - share) * plain.loss(make_batch(traced, 6, clip)).loss + share * margin_loss(proved).mean()
+    assert_same(network, replace(plain, linear=share).loss(batch).loss, expected)
+
+
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 BAD: list[tuple[Citrus, int, str]] = [
@@ -273,6 +291,7 @@ BAD: list[tuple[Citrus, int, str]] = [
     (Citrus(partners=1, memory=-1), 10, "memory -1"),
     *((Citrus(mix=value), 10, f"mix must lie in .*got {value}") for value in (-0.1, 1.1, math.nan)),
     *((Citrus(tau_start=value), 10, f"tau_start must lie in .*got {value}") for value in (-0.1, 1.1, math.nan)),
+    *((Citrus(linear=value), 10, f"linear must lie in .*got {value}") for value in (-0.1, 1.1, math.nan)),
 ]
 
 

@@ -143,6 +143,27 @@ def test_batch_norm_networks_train(tmp_path: Path) -> None:
     assert norm.running_mean.abs().sum() > 0
 
 
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_a_run_may_start_from_a_finished_one(named: str, tmp_path: Path, whole_run: Path) -> None:
+    """With steps of no size the network stays what it was, whatever the seed."""
+    start = whole_run if named == "folder" else whole_run / "model.safetensors"
+    settings = config("citrus_si", network="smallcnn", start=str(start), lr=1e-30, seed=7)
+    before = weights(whole_run)
+    fresh = dict(Trainer(config("citrus_si", network="smallcnn", seed=7), splits()).network.named_parameters())
+    assert any(not torch.equal(fresh[k], before[k]) for k in fresh)
+    train(settings, tmp_path / "more", splits=splits())
+    after = weights(tmp_path / "more")
+    assert all(torch.equal(before[k], after[k]) for k in fresh)
+    assert json.loads((tmp_path / "more" / "config.json").read_text())["start"] == str(start)
+
+
+def test_a_start_that_is_no_such_network_is_told(tmp_path: Path, whole_run: Path) -> None:
+    with pytest.raises(CitrusError, match="start: .*model.safetensors holds another network than this run trains"):
+        Trainer(config("citrus_si", network="mlp", start=str(whole_run)), splits())
+    with pytest.raises(CitrusError, match="start: there is no .*nowhere: train that network first"):
+        Trainer(config("citrus_si", start=str(tmp_path / "nowhere")), splits())
+
+
 def test_seed_decides_everything() -> None:
     def after_two_steps(seed: int) -> torch.Tensor:
         trainer = Trainer(config(seed=seed), splits())

@@ -18,6 +18,7 @@ from torch import Tensor
 from citrus.attacks import Ascent, common_pgd, pgd
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
+from citrus.methods.crown_ibp import linear_losses
 from citrus.methods.partners import (
     check_partners,
     empty_memory,
@@ -61,6 +62,9 @@ class Citrus(Method):
     """Recent perturbations that are kept and from which partners are drawn instead of from the group; 0: none."""
     tau_start: float = 1.0
     """Share of tau_ratio at the beginning of the ramp; it grows to 1 as eps does."""
+    linear: float = 0.0
+    """Share of a loss that linear bounds (CROWN) of the images' own boxes of radius eps give: for networks that are
+    certified by them, where interval bounds of small boxes leave too much open."""
 
     def check(self, batch_size: int) -> None:
         check_tau(self.tau_ratio)
@@ -79,7 +83,7 @@ class Citrus(Method):
             )
         if self.own and self.k != 2:
             raise CitrusError(f"own is for k = 2, where an image has one perturbation of its own; got k {self.k}.")
-        for name in ("mix", "own", "tau_start"):
+        for name in ("mix", "own", "tau_start", "linear"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CitrusError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
 
@@ -166,6 +170,8 @@ class Citrus(Method):
                 points = (batch.images[:, None] + delta[own]).flatten(0, 1)
                 second = point_losses(batch, points, batch.labels.repeat_interleave(own.shape[1])).mean()
             loss = (1 - self.mix) * loss + self.mix * second
+        if self.linear:
+            loss = (1 - self.linear) * loss + self.linear * linear_losses(batch).mean()
         return MethodLoss(loss, boxes)
 
     def _groups(self, batch: Batch) -> tuple[int, int]:

@@ -85,6 +85,14 @@ class _LinearRows:
         return torch.cat([checkpoint(bound, *p, use_reentrant=False, preserve_rng_state=False) for p in parts])
 
 
+def linear_losses(batch: Batch) -> Tensor:
+    """The loss of each image over its whole box of radius eps, at the better of both bounds of its margins."""
+    centre, radius = batch.box(batch.images, batch.eps)
+    bounds = box_bounds(replace(batch, keep_boxes=True), centre, radius, batch.labels)
+    rows = _LinearRows(batch, centre, radius.expand_as(centre), bounds.pre_activations)
+    return margin_loss(torch.maximum(rows.lower(), bounds.lower))
+
+
 def mixed_loss(bounds: Bounds, rows: _LinearRows, crown: Share) -> Tensor:
     """The loss of each image at a mixture of both bounds of its margins, (images,)."""
     return margin_loss(crown * rows.lower() + (1 - crown) * bounds.lower)

@@ -32,10 +32,13 @@ def _check_same(module: nn.Module, plain: Graph) -> None:
     x = torch.rand(2, *plain.input_shape, generator=torch.Generator().manual_seed(0)).to(like)
     with true_float32():
         ours, theirs = plain(x), module(x.clone())
-    if not torch.allclose(ours, theirs, rtol=0, atol=1e-3 * float(1 + theirs.abs().nan_to_num().max()), equal_nan=True):
+    tolerance = 1e-3 * float(1 + theirs.abs().nan_to_num().max())
+    if not torch.allclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True):
+        off = float((ours - theirs).abs().max())
         raise CitrusError(
-            f"{type(module).__name__} computes something else than its layers in their order: does it change a value "
-            "in place that is read again, leave out a branch, or have hooks?"
+            f"{type(module).__name__} computes something else than its layers in their order (scores differ by {off:.2g} "
+            f"where {tolerance:.2g} is allowed): does it change a value in place that is read again, leave out a "
+            "branch, or have hooks?"
         )
 
 

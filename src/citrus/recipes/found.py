@@ -17,6 +17,19 @@ def _attack(steps: int, keep: Literal["best", "last"] = "last") -> Ascent:
 
 COMMON: dict[str, Any] = {"lr_schedule": "cosine", "warmup_epochs": 1, "validate_every": 10}
 CONVSMALL: dict[str, Any] = COMMON | {"network": "convsmall", "batch_size": 125, "validation": 5000, "memory_gb": 20.0}
+CONVSMALL_2: dict[str, Any] = {
+    "data": "cifar10",
+    "network": "convsmall",
+    "eps": 2 / 255,
+    "batch_size": 124,
+    "lr_schedule": "cosine",
+    "init": "default",
+    "regularizer": 0,
+    "crop": 2,
+    "validation": 1000,
+    "validate_every": 10,
+    "memory_gb": 20.0,
+}
 CNN7: dict[str, Any] = COMMON | {
     "network": "cnn7",
     "batch_size": 128,
@@ -49,6 +62,25 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
         epochs=45,
         ramp_epochs=15,
         lr=2e-3,
+    ),
+    # Twice the radius, boxes of a twentieth of it, and torch's initialisation: intervals prove little, CROWN much more.
+    "cifar10-2-255-citrus-convsmall": TrainConfig(
+        **CONVSMALL_2,
+        method=CitrusSI(tau_ratio=0.05, group_size=2, partners=1, attack=_attack(4)),
+        eps_factor=2.0,
+        epochs=150,
+        ramp_epochs=16,
+        warmup_epochs=1,
+        lr=1e-3,
+    ),
+    # Three more epochs from there with linear bounds in the loss.
+    "cifar10-2-255-citrus-linear-convsmall": TrainConfig(
+        **CONVSMALL_2,
+        method=CitrusSI(tau_ratio=0.05, group_size=2, partners=1, linear=0.3, attack=_attack(4)),
+        start="runs/cifar10-2-255-citrus-convsmall",
+        eps_factor=1.25,
+        epochs=3,
+        lr=5e-4,
     ),
     # An image is trained on its own perturbation as often as on its neighbour's, and without crops.
     "cifar10-8-255-citrus-convsmall": TrainConfig(

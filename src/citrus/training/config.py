@@ -51,6 +51,8 @@ class TrainConfig:
     """Share of the clean cross-entropy in the loss."""
     init: Literal["shi", "default"] = "shi"
     """Initialisation: Shi et al.'s for interval bounds, or torch's."""
+    start: str = ""
+    """Weights to begin with instead: a finished run's folder, or its model.safetensors; empty for none."""
     regularizer: float = 0.5
     """Weight of Shi et al.'s two regularisers at eps 0; it falls to 0 as eps grows to its full value."""
     population_bn: bool = True

@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from citrus.data import Dataset, Splits, as_float
 from citrus.data.augment import shuffle
 from citrus.errors import CitrusError
+from citrus.files import load_tensors
 from citrus.networks import build
 from citrus.training.capture import Glance, Recorded
 from citrus.training.checkpoint import flatten_optimizer, restore_optimizer
 from citrus.training.config import TrainConfig
 from citrus.training.evaluation import clean_accuracy, ibp_accuracy
+from citrus.training.folder import RunFolder
 from citrus.training.randomness import seed_of, stream
 from citrus.training.schedule import Moment, moment
 from citrus.training.shi import initialize
@@ -191,11 +194,26 @@ class Trainer:
 
 
 def make_network(config: TrainConfig, splits: Splits) -> nn.Module:
-    """A freshly initialised network for a configuration: the same for the same seed."""
+    """The network that a configuration begins with, freshly initialised unless it names one: the same for a seed."""
     info = splits.info
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         network = build(config.network, info.shape, info.classes, *normalisation(config, info))
-    if config.init == "shi":
+    if config.start:
+        load_weights(network, Path(config.start))
+    elif config.init == "shi":
         initialize(network, stream(config.seed, "init"))
     return network.train()
+
+
+def load_weights(network: nn.Module, path: Path) -> None:
+    """The weights of a finished run, by its folder or its file."""
+    path = RunFolder(path).model if path.is_dir() else path
+    if not path.exists():
+        raise CitrusError(f"start: there is no {path}: train that network first, or name another one with --start.")
+    tensors, _ = load_tensors(path)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CitrusError(f"start: {path} holds another network than this run trains ({reason}).") from error
