@@ -33,7 +33,7 @@ def certified(runs: dict[str, Row]) -> list[Row]:
     """What was proved of these networks."""
     found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("gpu/certify-*.json"))]
     merged = [f["certification"] | {"environment": f["environment"]} for f in found]
-    return [c | {"method": method_of(runs[c["run"]])} for c in merged if c["run"] in runs]
+    return [c | {"name": runs[c["run"]]["config"]["method"]["name"]} for c in merged if c["run"] in runs]
 
 
 def method_of(row: Row) -> str:
@@ -48,7 +48,7 @@ def table(runs: dict[str, Row], found: list[Row]) -> str:
         r = runs[c["run"]]
         tau = r["config"]["method"].get("tau_ratio")
         cells = [
-            *(c["method"], f"{tau:g}" if tau else "", str(r["config"]["epochs"]), f"{r['train_seconds'] / 60:.1f}"),
+            *(method_of(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), f"{r['train_seconds'] / 60:.1f}"),
             *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
@@ -61,9 +61,9 @@ def table(runs: dict[str, Row], found: list[Row]) -> str:
 def figure(found: list[Row]) -> str:
     """For each method and N a line through what is proved and a dashed one through what the attack leaves."""
     lines, keys = [], []
-    kinds = sorted({(c["method"], c["group_size"]) for c in found})
+    kinds = sorted({(c["name"], c["group_size"]) for c in found})
     for series, (method, size) in enumerate(kinds):
-        mine = [c for c in found if (c["method"], c["group_size"]) == (method, size)]
+        mine = [c for c in found if (c["name"], c["group_size"]) == (method, size)]
         mine.sort(key=lambda c: c["correct"])
         for kind, dashed in (("certified", False), ("attacked", True)):
             points = tuple((c["correct"], c[kind]) for c in mine)

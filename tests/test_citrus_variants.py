@@ -259,17 +259,17 @@ def test_tau_grows_with_the_ramp(ramp: float, share: float, as_tensor: bool, mon
 
 
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_the_linear_share_is_the_loss_at_crown_bounds_of_the_whole_boxes(share: float, clip: bool) -> None:
+@pytest.mark.parametrize(("share", "factor"), [(0.3, 1.0), (1.0, 1.0), (0.5, 1.4)])
+def test_the_linear_share_is_the_loss_at_crown_bounds_of_whole_boxes(share: float, factor: float, clip: bool) -> None:
     network, traced = make_network()
     plain = Citrus(TAU_RATIO, group_size=3, attack=FEW_STEPS)
     batch = make_batch(traced, 6, clip)
-    lower, upper = batch.clipped(batch.images - EPS), batch.clipped(batch.images + EPS)
+    lower, upper = batch.clipped(batch.images - factor * EPS), batch.clipped(batch.images + factor * EPS)
     rows = margin_rows(batch.labels, batch.graph.classes, lower.dtype)
     how = LinearSettings(intermediate="interval")
     proved = crown(batch.graph, (lower + upper) / 2, (upper - lower) / 2, rows, how).lower
     expected = (1 - share) * plain.loss(make_batch(traced, 6, clip)).loss + share * margin_loss(proved).mean()
-    assert_same(network, replace(plain, linear=share).loss(batch).loss, expected)
+    assert_same(network, replace(plain, linear=share, linear_radius=factor).loss(batch).loss, expected)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
@@ -292,6 +292,7 @@ BAD: list[tuple[Citrus, int, str]] = [
     *((Citrus(mix=value), 10, f"mix must lie in .*got {value}") for value in (-0.1, 1.1, math.nan)),
     *((Citrus(tau_start=value), 10, f"tau_start must lie in .*got {value}") for value in (-0.1, 1.1, math.nan)),
     *((Citrus(linear=value), 10, f"linear must lie in .*got {value}") for value in (-0.1, 1.1, math.nan)),
+    *((Citrus(linear_radius=v), 10, f"linear_radius must be .*got {v}") for v in (0.0, -1.0, math.inf, math.nan)),
 ]
 
 

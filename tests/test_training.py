@@ -158,9 +158,9 @@ def test_a_run_may_start_from_a_finished_one(named: str, tmp_path: Path, whole_r
 
 
 def test_a_start_that_is_no_such_network_is_told(tmp_path: Path, whole_run: Path) -> None:
-    with pytest.raises(CitrusError, match="start: .*model.safetensors holds another network than this run trains"):
+    with pytest.raises(CitrusError, match=r"start: .*model.safetensors holds another network than this run trains"):
         Trainer(config("citrus_si", network="mlp", start=str(whole_run)), splits())
-    with pytest.raises(CitrusError, match="start: there is no .*nowhere: train that network first"):
+    with pytest.raises(CitrusError, match=r"start: there is no .*nowhere: train that network first"):
         Trainer(config("citrus_si", start=str(tmp_path / "nowhere")), splits())
 
 

@@ -63,8 +63,10 @@ class Citrus(Method):
     tau_start: float = 1.0
     """Share of tau_ratio at the beginning of the ramp; it grows to 1 as eps does."""
     linear: float = 0.0
-    """Share of a loss that linear bounds (CROWN) of the images' own boxes of radius eps give: for networks that are
+    """Share of a loss that linear bounds (CROWN) of whole boxes around the images give: for networks that are
     certified by them, where interval bounds of small boxes leave too much open."""
+    linear_radius: float = 1.0
+    """Radius of those boxes as a multiple of eps."""
 
     def check(self, batch_size: int) -> None:
         check_tau(self.tau_ratio)
@@ -86,6 +88,8 @@ class Citrus(Method):
         for name in ("mix", "own", "tau_start", "linear"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CitrusError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
+        if not 0 < self.linear_radius < float("inf"):
+            raise CitrusError(f"linear_radius must be a positive number, got {self.linear_radius}.")
 
     def initial_state(self, graph: Graph) -> dict[str, Tensor]:
         return empty_memory(self.memory, graph.input_shape) if self.memory else {}
@@ -171,7 +175,7 @@ class Citrus(Method):
                 second = point_losses(batch, points, batch.labels.repeat_interleave(own.shape[1])).mean()
             loss = (1 - self.mix) * loss + self.mix * second
         if self.linear:
-            loss = (1 - self.linear) * loss + self.linear * linear_losses(batch).mean()
+            loss = (1 - self.linear) * loss + self.linear * linear_losses(batch, self.linear_radius * batch.eps).mean()
         return MethodLoss(loss, boxes)
 
     def _groups(self, batch: Batch) -> tuple[int, int]:

@@ -85,9 +85,9 @@ class _LinearRows:
         return torch.cat([checkpoint(bound, *p, use_reentrant=False, preserve_rng_state=False) for p in parts])
 
 
-def linear_losses(batch: Batch) -> Tensor:
+def linear_losses(batch: Batch, eps: Tensor | float) -> Tensor:
     """The loss of each image over its whole box of radius eps, at the better of both bounds of its margins."""
-    centre, radius = batch.box(batch.images, batch.eps)
+    centre, radius = batch.box(batch.images, eps)
     bounds = box_bounds(replace(batch, keep_boxes=True), centre, radius, batch.labels)
     rows = _LinearRows(batch, centre, radius.expand_as(centre), bounds.pre_activations)
     return margin_loss(torch.maximum(rows.lower(), bounds.lower))

@@ -36,8 +36,8 @@ def _check_same(module: nn.Module, plain: Graph) -> None:
     if not torch.allclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True):
         off = float((ours - theirs).abs().max())
         raise CitrusError(
-            f"{type(module).__name__} computes something else than its layers in their order (scores differ by {off:.2g} "
-            f"where {tolerance:.2g} is allowed): does it change a value in place that is read again, leave out a "
+            f"{type(module).__name__} computes something else than its layers in their order (scores differ by "
+            f"{off:.2g}, allowed are {tolerance:.2g}): does it change a value in place that is read again, leave out a "
             "branch, or have hooks?"
         )
 

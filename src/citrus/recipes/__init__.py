@@ -26,13 +26,16 @@ class Measured:
     machine: str = "two cores of an Intel Xeon, torch 2.13.0+cpu"
 
 
+ONE_CORE = "one of two Intel Xeon cores, torch 2.13.0+cpu"
 SHARED_H200 = "an H200 shared by nine runs, torch 2.11.0+cu130"
 
 MEASURED: dict[str, Measured] = {
     "quickstart": Measured(clean=96.30, ibp_certified=82.40, minutes=0.9),
     "mnist-0.1-citrus-cpu": Measured(clean=98.53, ibp_certified=94.09, minutes=13.4),
-    "mnist-0.1-citrus-convsmall": Measured(98.68, 95.04, 52.3, "one of two Intel Xeon cores, torch 2.13.0+cpu"),
+    "mnist-0.1-citrus-convsmall": Measured(98.68, 95.04, 52.3, ONE_CORE),
     "mnist-0.3-citrus-convsmall": Measured(97.27, 87.65, 2.4, SHARED_H200),
+    "cifar10-2-255-citrus-convsmall": Measured(64.38, 19.81, 12.3, "an H200 shared by seven runs, torch 2.11.0+cu130"),
+    "cifar10-2-255-citrus-linear-convsmall": Measured(63.26, 21.49, 7.7, ONE_CORE),
     "cifar10-8-255-citrus-convsmall": Measured(42.46, 27.86, 2.5, SHARED_H200),
     "cifar10-8-255-citrus-cnn7": Measured(53.83, 31.01, 6.7, "an H200, torch 2.11.0+cu130"),
 }

@@ -76,9 +76,8 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
     # Three more epochs from there with linear bounds in the loss.
     "cifar10-2-255-citrus-linear-convsmall": TrainConfig(
         **CONVSMALL_2,
-        method=CitrusSI(tau_ratio=0.05, group_size=2, partners=1, linear=0.3, attack=_attack(4)),
+        method=CitrusSI(tau_ratio=0.05, group_size=2, partners=1, linear=0.3, linear_radius=1.25, attack=_attack(4)),
         start="runs/cifar10-2-255-citrus-convsmall",
-        eps_factor=1.25,
         epochs=3,
         lr=5e-4,
     ),
