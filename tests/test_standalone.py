@@ -7,18 +7,18 @@ import pytest
 from browser import Browser, find_chromium
 
 from citrus.report.charts import Line, line_chart, linear_axis, series_key, value_axis
-from citrus.report.standalone import HEIGHT, WIDTH, svg_file
+from citrus.report.standalone import HEIGHT, LINE, WIDTH, svg_file
 
 NASTY = "<script>alert('x')</script> & \"one\" ]]>"
 
 
-def chart(title: str = "Accuracy") -> str:
+def chart(title: str = "Accuracy", more: tuple[str, ...] = ()) -> str:
     lines = [
         Line("clean", ((0.3, 98.0), (0.6, 97.5), (0.9, 96.0)), 0),
         Line(title, ((0.3, 91.0), (0.6, 93.0), (0.9, 94.0)), 1, dashed=True),
     ]
     axes = value_axis("tau / eps", [(x, f"{x:g}") for x in (0.3, 0.6, 0.9)]), linear_axis("percent", [91.0, 98.0])
-    keys = (series_key("clean", 0), series_key(title, 1))
+    keys = tuple(series_key(text, i) for i, text in enumerate(("clean", title, *more)))
     return svg_file(line_chart("place", title, "what it shows", axes, lines, keys))
 
 
@@ -35,10 +35,15 @@ def test_a_file_of_its_own(title: str) -> None:
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
-def test_everything_is_inside_the_picture(tmp_path: Path) -> None:
-    (tmp_path / "chart.svg").write_text(chart(), encoding="utf-8")
+@pytest.mark.parametrize(("keys", "lines"), [(0, 1), (4, 2), (9, 4)])
+def test_everything_is_inside_the_picture(keys: int, lines: int, tmp_path: Path) -> None:
+    """A legend that is too long for one line goes on in the next, and the picture is higher by that."""
+    more = tuple(f"citrus, own 0.{k}, N = 20" for k in range(keys))
+    (tmp_path / "chart.svg").write_text(chart(more=more), encoding="utf-8")
+    height = HEIGHT + (lines - 1) * LINE
+    assert f'height="{height}" viewBox' in (tmp_path / "chart.svg").read_text(encoding="utf-8")
     with Browser() as browser:
-        browser.open(tmp_path / "chart.svg", width=WIDTH, height=HEIGHT)
+        browser.open(tmp_path / "chart.svg", width=WIDTH, height=height)
         boxes = browser.evaluate(
             "[...document.querySelectorAll('text, polyline, .mark path')].map(e => {"
             "const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]})"
@@ -48,6 +53,6 @@ def test_everything_is_inside_the_picture(tmp_path: Path) -> None:
     assert len(boxes) >= 16
     for left, top, right, bottom in boxes:
         assert 0 <= left < right <= WIDTH
-        assert 0 <= top < bottom <= HEIGHT
+        assert 0 <= top < bottom <= height
     assert len(set(colours)) == 2
     assert "none" not in colours
