@@ -184,6 +184,7 @@ def _dry_run(config: TrainConfig, splits: Splits, flags: TrainFlags) -> int:
 
 def _recipe_list() -> str:
     lines = [f"{len(RECIPES)} recipes; names that end in the method carry published hyper-parameters", ""]
+    width = max(map(len, RECIPES)) + 2
     for name, config in RECIPES.items():
         measured = MEASURED.get(name)
         note = (
@@ -191,7 +192,7 @@ def _recipe_list() -> str:
             if measured
             else ""
         )
-        lines.append(f"  {name:34}{config.network:10}{config.epochs:4} epochs  {note}".rstrip())
+        lines.append(f"  {name:{width}}{config.network:10}{config.epochs:4} epochs  {note}".rstrip())
     return "\n".join(lines)
 
 
