@@ -266,7 +266,10 @@ def test_the_loss_of_boxes_is_the_mean_over_the_epoch(scale: Scale, tmp_path: Pa
 # ------------------------------------------------------------------------------------------------------ what is missing
 
 
-def test_data_that_is_not_here_is_told_and_the_rest_is_made(scale: Scale, tmp_path: Path) -> None:
+def test_data_that_is_not_here_is_told_and_the_rest_is_made(
+    scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CITRUS_DATA", raising=False)
     absent = Setting("tinyimagenet", 1 / 255, "tinyimagenet-1-255")
     wide = replace(scale, main=(absent, *scale.main))
     study = Study(wide, tmp_path / "out", data_dir=str(tmp_path / "nowhere"))

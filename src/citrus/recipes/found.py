@@ -24,7 +24,7 @@ CONVSMALL_2: dict[str, Any] = {
     "batch_size": 124,
     "lr_schedule": "cosine",
     "init": "default",
-    "regularizer": 0,
+    "regularizer": 0.0,
     "crop": 2,
     "validation": 1000,
     "validate_every": 10,
