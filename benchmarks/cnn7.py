@@ -42,13 +42,18 @@ def method_of(row: Row) -> str:
     return f"{method['name']}{own}"
 
 
+def minutes_of(row: Row) -> str:
+    shared = f" (of {row['shared_by']})" if "shared_by" in row else ""
+    return f"{row['train_seconds'] / 60:.1f}{shared}"
+
+
 def table(runs: dict[str, Row], found: list[Row]) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
     for c in sorted(found, key=lambda c: (runs[c["run"]]["clean"], c["group_size"])):
         r = runs[c["run"]]
         tau = r["config"]["method"].get("tau_ratio")
         cells = [
-            *(method_of(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), f"{r['train_seconds'] / 60:.1f}"),
+            *(method_of(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), minutes_of(r)),
             *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
@@ -86,7 +91,7 @@ def main() -> None:
     print(__doc__.split("\n\n")[1].replace("\n", " ") + "\n")
     print(table(runs, found) + "\n\n![clean against certified accuracy](cnn7.svg)\n")
     for machine in sorted({f"{c['environment']['gpu']}, torch {c['environment']['torch']}" for c in found}):
-        print(f"Machine: {machine}; one seed each.")
+        print(f"Machine: {machine}; one seed each. (of n): so many runs shared the GPU, at least for a time.")
 
 
 if __name__ == "__main__":

@@ -158,8 +158,15 @@ def test_a_run_may_start_from_a_finished_one(named: str, tmp_path: Path, whole_r
 
 
 def test_a_start_that_is_no_such_network_is_told(tmp_path: Path, whole_run: Path) -> None:
-    with pytest.raises(CitrusError, match=r"start: .*model.safetensors holds another network than this run trains"):
+    says = r"start: .*model.safetensors holds another network than this run trains: "
+    with pytest.raises(CitrusError, match=says + "name differ"):
         Trainer(config("citrus_si", network="mlp", start=str(whole_run)), splits())
+    other = config("citrus_si", network="smallcnn", normalize=False, start=str(whole_run))
+    with pytest.raises(CitrusError, match=says + "mean, std differ"):
+        Trainer(other, splits())
+    checkpoint = whole_run / "checkpoints" / "last.safetensors"
+    with pytest.raises(CitrusError, match=r"start: .*last.safetensors holds no network of Citrus"):
+        Trainer(config("citrus_si", network="smallcnn", start=str(checkpoint)), splits())
     with pytest.raises(CitrusError, match=r"start: there is no .*nowhere: train that network first"):
         Trainer(config("citrus_si", start=str(tmp_path / "nowhere")), splits())
 

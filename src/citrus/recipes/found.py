@@ -1,6 +1,6 @@
 """What our own search found: CITRUS for ConvSmall and CNN7 on a GPU, few partners and few attack steps.
 
-Tuned on 5,000 held-out training images; docs/results/gpu-log.md lists every run. MEASURED in recipes/__init__.py says
+Tuned on held-out training images; docs/results/gpu-log.md lists every run. MEASURED in recipes/__init__.py says
 what a recipe gave on the test set.
 """
 
@@ -17,18 +17,14 @@ def _attack(steps: int, keep: Literal["best", "last"] = "last") -> Ascent:
 
 COMMON: dict[str, Any] = {"lr_schedule": "cosine", "warmup_epochs": 1, "validate_every": 10}
 CONVSMALL: dict[str, Any] = COMMON | {"network": "convsmall", "batch_size": 125, "validation": 5000, "memory_gb": 20.0}
-CONVSMALL_2: dict[str, Any] = {
+CONVSMALL_2: dict[str, Any] = CONVSMALL | {
     "data": "cifar10",
-    "network": "convsmall",
     "eps": 2 / 255,
     "batch_size": 124,
-    "lr_schedule": "cosine",
+    "validation": 1000,
     "init": "default",
     "regularizer": 0.0,
     "crop": 2,
-    "validation": 1000,
-    "validate_every": 10,
-    "memory_gb": 20.0,
 }
 CNN7: dict[str, Any] = COMMON | {
     "network": "cnn7",
@@ -70,12 +66,11 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
         eps_factor=2.0,
         epochs=150,
         ramp_epochs=16,
-        warmup_epochs=1,
         lr=1e-3,
     ),
     # Three more epochs from there with linear bounds in the loss.
     "cifar10-2-255-citrus-linear-convsmall": TrainConfig(
-        **CONVSMALL_2,
+        **CONVSMALL_2 | {"warmup_epochs": 0},
         method=CitrusSI(tau_ratio=0.05, group_size=2, partners=1, linear=0.3, linear_radius=1.25, attack=_attack(4)),
         start="runs/cifar10-2-255-citrus-convsmall",
         epochs=3,

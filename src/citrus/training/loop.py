@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from citrus.data import Dataset, Splits, as_float
+from citrus.data import Dataset, DatasetInfo, Splits, as_float
 from citrus.data.augment import shuffle
 from citrus.errors import CitrusError
 from citrus.files import load_tensors
@@ -195,25 +195,34 @@ class Trainer:
 
 def make_network(config: TrainConfig, splits: Splits) -> nn.Module:
     """The network that a configuration begins with, freshly initialised unless it names one: the same for a seed."""
-    info = splits.info
+    made = description(config, splits.info)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        network = build(config.network, info.shape, info.classes, *normalisation(config, info))
+        network = build(*made.values())
     if config.start:
-        load_weights(network, Path(config.start))
+        network.load_state_dict(weights_of(Path(config.start), made))
     elif config.init == "shi":
         initialize(network, stream(config.seed, "init"))
     return network.train()
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
-    """The weights of a finished run, by its folder or its file."""
+def description(config: TrainConfig, info: DatasetInfo) -> dict[str, Any]:
+    """The arguments of `build` by name, as a file of weights keeps them."""
+    mean, std = normalisation(config, info)
+    numbers = {"mean": list(mean), "std": list(std)}
+    return {"name": config.network, "shape": list(info.shape), "classes": info.classes, **numbers}
+
+
+def weights_of(path: Path, made: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights of a finished run, by its folder or its file; it must have trained the very same function."""
     path = RunFolder(path).model if path.is_dir() else path
     if not path.exists():
         raise CitrusError(f"start: there is no {path}: train that network first, or name another one with --start.")
-    tensors, _ = load_tensors(path)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise CitrusError(f"start: {path} holds another network than this run trains ({reason}).") from error
+    tensors, header = load_tensors(path)
+    theirs = header.get("network")
+    if not isinstance(theirs, dict):
+        raise CitrusError(f"start: {path} holds no network of Citrus.")
+    other = [name for name, value in made.items() if theirs.get(name) != value]
+    if other:
+        raise CitrusError(f"start: {path} holds another network than this run trains: {', '.join(other)} differ.")
+    return tensors

@@ -25,9 +25,8 @@ from citrus.networks import build
 from citrus.training.config import TrainConfig, read_config, to_dict
 from citrus.training.evaluation import Evaluation, evaluate
 from citrus.training.folder import RunFolder
-from citrus.training.loop import Progress, Stopped, Trainer
+from citrus.training.loop import Progress, Stopped, Trainer, description
 from citrus.training.perturbations import save_universal
-from citrus.training.step import normalisation
 
 CHECKPOINT_SECONDS = 120.0
 
@@ -134,14 +133,7 @@ def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder,
 
 def save_network(path: Path, network: nn.Module, config: TrainConfig, splits: Splits) -> None:
     """Weights with all that is needed to build the network again without the data."""
-    mean, std = normalisation(config, splits.info)
-    made = {
-        "name": config.network,
-        "shape": splits.info.shape,
-        "classes": splits.info.classes,
-        "mean": mean,
-        "std": std,
-    }
+    made = description(config, splits.info)
     save_tensors(path, dict(network.state_dict()), {"network": made, "config": to_dict(config)})
 
 
