@@ -9,23 +9,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from citrus.bench.published import published
+from citrus.bench.published import PublishedRow, published
 from citrus.report.charts import Line, line_chart, linear_axis, series_key
 from citrus.report.standalone import svg_file
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 Row = dict[str, Any]
-SETTING = "cifar10-8-255"
-PUBLISHED = [row for row in published("main").rows if row.setting == SETTING]
+SETTINGS = {
+    "cifar10-8-255": "CIFAR-10, 8/255",
+    "cifar10-2-255": "CIFAR-10, 2/255",
+    "mnist-0.1": "MNIST, 0.1",
+    "mnist-0.3": "MNIST, 0.3",
+}
+DRAWN = "cifar10-8-255"
 AXES = ("clean accuracy of the images looked at, percent", "survive every shared perturbation, percent")
 HEADS = ("method", "tau/eps", "epochs", "minutes", "clean", "single", "N", "images", "clean", "certified", "attacked")
 
 
-def trained() -> dict[str, Row]:
+def trained(setting: str) -> dict[str, Row]:
     """The last finished training run of each name that was measured on the test set."""
     texts = (text for file in sorted(RESULTS.glob("gpu/sweep-*.jsonl")) for text in file.read_text().splitlines())
     rows = [json.loads(text) for text in texts]
-    rows = [r for r in rows if r["recipe"].startswith(SETTING) and r.get("on") == "test"]
+    rows = [r for r in rows if r["recipe"].startswith(setting) and r.get("on") == "test"]
     return {r["name"]: r for r in rows if r.get("config", {}).get("network") == "cnn7"}
 
 
@@ -37,9 +42,9 @@ def certified(runs: dict[str, Row]) -> list[Row]:
 
 
 def method_of(row: Row) -> str:
-    method = row["config"]["method"]
-    own = f", own {method['own']:g}" if method.get("own") else ""
-    return f"{method['name']}{own}"
+    config = row["config"]
+    shares = {"own": config["method"].get("own"), "clean": config["clean_weight"]}
+    return ", ".join([config["method"]["name"], *(f"{name} {share:g}" for name, share in shares.items() if share)])
 
 
 def minutes_of(row: Row) -> str:
@@ -47,7 +52,11 @@ def minutes_of(row: Row) -> str:
     return f"{row['train_seconds'] / 60:.1f}{shared}"
 
 
-def table(runs: dict[str, Row], found: list[Row]) -> str:
+def published_rows(setting: str) -> list[PublishedRow]:
+    return [row for row in published("main").rows if row.setting == setting]
+
+
+def table(setting: str, runs: dict[str, Row], found: list[Row]) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
     for c in sorted(found, key=lambda c: (runs[c["run"]]["clean"], c["group_size"])):
         r = runs[c["run"]]
@@ -58,24 +67,23 @@ def table(runs: dict[str, Row], found: list[Row]) -> str:
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    for p in PUBLISHED:
+    for p in published_rows(setting):
         lines.append(f"| {p.method}, published | | | | {p.clean:.2f} | | 5 | 10,000 | | {p.certified:.2f} | |")
     return "\n".join(lines)
 
 
 def figure(found: list[Row]) -> str:
     """For each method and N a line through what is proved and a dashed one through what the attack leaves."""
-    lines, keys = [], []
+    values = tuple(sorted((p.clean, p.certified) for p in published_rows(DRAWN)))
+    lines, keys = [Line("published, N = 5", values, 0)], [series_key("published, N = 5", 0)]
     kinds = sorted({(c["name"], c["group_size"]) for c in found})
-    for series, (method, size) in enumerate(kinds):
+    for series, (method, size) in enumerate(kinds, 1):
         mine = [c for c in found if (c["name"], c["group_size"]) == (method, size)]
         mine.sort(key=lambda c: c["correct"])
         for kind, dashed in (("certified", False), ("attacked", True)):
             points = tuple((c["correct"], c[kind]) for c in mine)
             lines.append(Line(f"{method}, N = {size}, {kind}", points, series, dashed))
         keys.append(series_key(f"{method}, N = {size}", series))
-    lines.append(Line("published, N = 5", tuple(sorted((p.clean, p.certified) for p in PUBLISHED)), len(keys)))
-    keys.append(series_key("published, N = 5", len(keys)))
     across, up = (linear_axis(name, (p[i] for line in lines for p in line.points)) for i, name in enumerate(AXES))
     title = "CNN7, CIFAR-10, 8/255: clean and certified UAP accuracy"
     return svg_file(
@@ -84,14 +92,21 @@ def figure(found: list[Row]) -> str:
 
 
 def main() -> None:
-    runs = trained()
-    found = certified(runs)
-    (RESULTS / "cnn7.svg").write_text(figure(found))
-    print("# CNN7 on CIFAR-10 at 8/255\n")
-    print(__doc__.split("\n\n")[1].replace("\n", " ") + "\n")
-    print(table(runs, found) + "\n\n![clean against certified accuracy](cnn7.svg)\n")
-    for machine in sorted({f"{c['environment']['gpu']}, torch {c['environment']['torch']}" for c in found}):
-        print(f"Machine: {machine}; one seed each. (of n): so many runs shared the GPU, at least for a time.")
+    print("# CNN7\n")
+    print(__doc__.split("\n\n")[1].strip().replace("\n", " "))
+    machines = set()
+    for setting, title in SETTINGS.items():
+        runs = trained(setting)
+        found = certified(runs)
+        machines |= {f"{c['environment']['gpu']}, torch {c['environment']['torch']}" for c in found}
+        print(f"\n## {title}\n\n{table(setting, runs, found)}")
+        if setting == DRAWN:
+            (RESULTS / "cnn7.svg").write_text(figure(found))
+            print(
+                "\n![clean against certified accuracy](cnn7.svg)\n\nFilled: certified. Hollow: what the attack leaves."
+            )
+    for machine in sorted(machines):
+        print(f"\nMachine: {machine}; one seed each. (of n): so many runs shared the GPU, at least for a time.")
 
 
 if __name__ == "__main__":

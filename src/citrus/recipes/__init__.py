@@ -27,6 +27,7 @@ class Measured:
 
 
 ONE_CORE = "one of two Intel Xeon cores, torch 2.13.0+cpu"
+TWO_ON_H200 = "an H200 shared by two runs, torch 2.11.0+cu130"
 SHARED_H200 = "an H200 shared by nine runs, torch 2.11.0+cu130"
 
 MEASURED: dict[str, Measured] = {
@@ -37,7 +38,10 @@ MEASURED: dict[str, Measured] = {
     "cifar10-2-255-citrus-convsmall": Measured(64.38, 19.81, 12.3, "an H200 shared by seven runs, torch 2.11.0+cu130"),
     "cifar10-2-255-citrus-linear-convsmall": Measured(63.26, 21.49, 7.7, ONE_CORE),
     "cifar10-8-255-citrus-convsmall": Measured(42.46, 27.86, 2.5, SHARED_H200),
-    "cifar10-8-255-citrus-cnn7": Measured(53.83, 31.01, 6.7, "an H200, torch 2.11.0+cu130"),
+    "mnist-0.1-citrus-cnn7": Measured(99.29, 96.86, 3.0, TWO_ON_H200),
+    "mnist-0.3-citrus-cnn7": Measured(98.80, 91.96, 2.2, TWO_ON_H200),
+    "cifar10-2-255-citrus-cnn7": Measured(74.90, 35.99, 5.7, TWO_ON_H200),
+    "cifar10-8-255-citrus-cnn7": Measured(54.98, 33.59, 16.0, TWO_ON_H200),
 }
 
 

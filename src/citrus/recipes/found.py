@@ -15,6 +15,9 @@ def _attack(steps: int, keep: Literal["best", "last"] = "last") -> Ascent:
     return Ascent(steps=steps, step_size=0.5, decay=0.5, decay_at=(0.6,), keep=keep)
 
 
+ONE_STEP = Ascent(steps=1, step_size=2.0, decay=1.0, decay_at=(0.6,), keep="last")
+"""From anywhere in the ball to one of its corners."""
+
 COMMON: dict[str, Any] = {"lr_schedule": "cosine", "warmup_epochs": 1, "validate_every": 10}
 CONVSMALL: dict[str, Any] = COMMON | {"network": "convsmall", "batch_size": 125, "validation": 5000, "memory_gb": 20.0}
 CONVSMALL_2: dict[str, Any] = CONVSMALL | {
@@ -26,17 +29,15 @@ CONVSMALL_2: dict[str, Any] = CONVSMALL | {
     "regularizer": 0.0,
     "crop": 2,
 }
-CNN7: dict[str, Any] = COMMON | {
-    "network": "cnn7",
-    "batch_size": 128,
-    "lr": 7e-4,
-    "epochs": 120,
-    "ramp_epochs": 15,
-    "crop": 1,
-    "precision": "half",
-    "compile": True,
-    "memory_gb": 40.0,
-}
+CNN7: dict[str, Any] = COMMON | {"network": "cnn7", "precision": "half", "compile": True, "memory_gb": 40.0}
+CNN7_CIFAR: dict[str, Any] = CNN7 | {"data": "cifar10", "batch_size": 128, "lr": 7e-4, "crop": 2}
+CNN7_MNIST: dict[str, Any] = CNN7 | {"data": "mnist", "batch_size": 256, "lr": 1e-3, "crop": 1, "l1": 1e-6}
+
+
+def _own_as_often(tau_ratio: float, attack: Ascent) -> Citrus:
+    """One perturbation for each image of the batch: its own as often as a borrowed one."""
+    return Citrus(tau_ratio=tau_ratio, group_size=0, partners=1, own=0.5, attack=attack)
+
 
 FOUND_RECIPES: dict[str, TrainConfig] = {
     "mnist-0.1-citrus-convsmall": TrainConfig(
@@ -87,10 +88,37 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
         lr=1e-3,
         crop=0,
     ),
+    "mnist-0.1-citrus-cnn7": TrainConfig(
+        **CNN7_MNIST,
+        method=_own_as_often(0.4, _attack(3)),
+        eps=0.1,
+        eps_factor=1.15,
+        epochs=30,
+        ramp_epochs=10,
+    ),
+    "mnist-0.3-citrus-cnn7": TrainConfig(
+        **CNN7_MNIST,
+        method=_own_as_often(0.6, _attack(3)),
+        eps=0.3,
+        epochs=30,
+        ramp_epochs=10,
+    ),
+    "cifar10-2-255-citrus-cnn7": TrainConfig(
+        **CNN7_CIFAR,
+        method=_own_as_often(0.15, _attack(3)),
+        eps=2 / 255,
+        eps_factor=1.5,
+        epochs=80,
+        ramp_epochs=30,
+        l1=1e-6,
+    ),
+    # Large boxes keep interval bounds tight; clean images in the loss bring back the accuracy that they cost.
     "cifar10-8-255-citrus-cnn7": TrainConfig(
-        **CNN7,
-        data="cifar10",
-        method=Citrus(tau_ratio=0.47, group_size=0, partners=1, own=0.5, attack=_attack(3)),
+        **CNN7_CIFAR,
+        method=_own_as_often(0.8, ONE_STEP),
         eps=8 / 255,
+        clean_weight=0.3,
+        epochs=300,
+        ramp_epochs=60,
     ),
 }
