@@ -1,8 +1,8 @@
 """Clean against certified UAP accuracy of the CNN7 networks: python benchmarks/cnn7.py > docs/results/cnn7.md
 
-Joins what benchmarks/sweep.py wrote about training (docs/results/gpu/sweep-*.jsonl) with what `benchmarks/gpu.py --run`
-wrote about certification (docs/results/gpu/certify-*.json), puts the published values beside it, and draws
-docs/results/cnn7.svg.
+Joins what benchmarks/sweep.py wrote about training (docs/results/gpu/sweep-*.jsonl) with what
+benchmarks/certify_network.py wrote about certification (docs/results/gpu/certify-*.json), puts the published values
+beside it, and draws docs/results/cnn7.svg.
 """
 
 import json
@@ -56,6 +56,11 @@ def published_rows(setting: str) -> list[PublishedRow]:
     return [row for row in published("main").rows if row.setting == setting]
 
 
+def machine_of(environment: Row) -> str:
+    processor = environment["gpu"] or f"{environment['threads']} threads of an {environment['cpu']}"
+    return f"{processor}, torch {environment['torch']}"
+
+
 def table(setting: str, runs: dict[str, Row], found: list[Row]) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
     for c in sorted(found, key=lambda c: (runs[c["run"]]["clean"], c["group_size"])):
@@ -98,15 +103,15 @@ def main() -> None:
     for setting, title in SETTINGS.items():
         runs = trained(setting)
         found = certified(runs)
-        machines |= {f"{c['environment']['gpu']}, torch {c['environment']['torch']}" for c in found}
+        machines |= {machine_of(c["environment"]) for c in found}
         print(f"\n## {title}\n\n{table(setting, runs, found)}")
         if setting == DRAWN:
             (RESULTS / "cnn7.svg").write_text(figure(found))
             print(
                 "\n![clean against certified accuracy](cnn7.svg)\n\nFilled: certified. Hollow: what the attack leaves."
             )
-    for machine in sorted(machines):
-        print(f"\nMachine: {machine}; one seed each. (of n): so many runs shared the GPU, at least for a time.")
+    print(f"\nCertified on {' or '.join(sorted(machines))}; trained on an H200, one seed each.")
+    print("(of n): so many runs shared the GPU, at least for a time.")
 
 
 if __name__ == "__main__":

@@ -16,22 +16,19 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from certify_network import add_arguments, certification
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from citrus.attacks import Ascent, pgd
-from citrus.certify import CertifySettings, GroupResult, certify
-from citrus.certify.cascade import BlockProof
 from citrus.console import table
-from citrus.data import Dataset, DatasetInfo, Splits, as_float, load
+from citrus.data import Dataset, DatasetInfo, Splits
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, write_json
+from citrus.files import write_json
 from citrus.methods import METHODS, Batch, Citrus, Method, MethodLoss, box_losses
 from citrus.networks.precision import tf32
 from citrus.training import TrainConfig, Trainer
-from citrus.training.config import from_dict
 from citrus.training.folder import environment
-from citrus.training.run import load_network
 
 EPOCH = 50_000
 TWENTY = Ascent(steps=20, step_size=0.2, decay=0.2, decay_at=(0.5, 0.8))
@@ -261,53 +258,13 @@ def agreement() -> dict[str, float | str]:
     return found
 
 
-def certification(path: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each stage of the cascade with joint refinement, in groups of correct images."""
-    file = Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
-    _, header = load_tensors(file)
-    config = from_dict(header["config"])
-    test = load(config.data, data_dir=options.data_dir).test.to("cuda")
-    x, y = as_float(test.images[: options.images]), test.labels[: options.images]
-    settings = CertifySettings(group_size=options.group_size, budget=options.budget)
-    torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    rows: list[GroupResult] = []
-
-    def on_block(block: BlockProof) -> None:
-        rows.extend(block.rows)
-        correct, proved, left = (sum(getattr(r, k) for r in rows) for k in ("correct", "certified", "attacked"))
-        print(
-            f"  {len(rows)} groups in {time.perf_counter() - started:.0f} s: of {correct} correct images {proved} are "
-            f"certified, the attack leaves {left}",
-            flush=True,
-        )
-
-    found = certify(load_network(file).to("cuda"), x, y, config.eps, settings, on_block)
-    return {
-        "run": file.stem,
-        "group_size": options.group_size,
-        "budget": options.budget,
-        "images": len(x),
-        "seconds": time.perf_counter() - started,
-        "stages": found.stage_seconds,
-        "certified": found.certified,
-        "attacked": found.attacked,
-        "correct": found.correct,
-        "outcomes": found.images_by_outcome(),
-        "memory_gb": torch.cuda.max_memory_allocated() / 2**30,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="gpu.json")
     parser.add_argument("--only", help="steps whose names match this pattern", default="")
     parser.add_argument("--steps-only", action="store_true", help="not the other measurements")
     parser.add_argument("--run", help="a run folder or a network of the sweep that is certified")
-    parser.add_argument("--data-dir")
-    parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--group-size", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=0.3, help="seconds per group for search and refinement")
+    add_arguments(parser)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise CitrusError("This benchmark needs an NVIDIA GPU that torch can use; `make bench` measures the CPU.")
@@ -340,7 +297,7 @@ def main() -> None:
             shares = ", ".join(f"{k} {100 * v:.0f} %" for k, v in row["profile"]["shares"].items())
             print(f"{row['step']}: {shares}")
     if options.run:
-        found["certification"] = certification(options.run, options)
+        found["certification"] = certification(options.run, options, torch.device("cuda"))
         print(found["certification"])
     write_json(Path(options.out), found)
     print(f"written to {options.out}")
