@@ -16,7 +16,7 @@ from citrus.certify.cascade import BlockProof
 from citrus.data import as_float, load
 from citrus.files import load_tensors, write_json
 from citrus.training.config import from_dict
-from citrus.training.folder import environment
+from citrus.training.folder import RunFolder, environment
 from citrus.training.run import load_network, pick_device
 
 
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def certification(path: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """What the cascade with joint refinement proves of the first images, and the seconds of each stage."""
-    file = Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
+    place = Path(path)
+    file = RunFolder(place).model if place.is_dir() else place
     _, header = load_tensors(file)
     config = from_dict(header["config"])
     test = load(config.data, data_dir=options.data_dir).test.to(device)
@@ -51,7 +52,7 @@ def certification(path: str, options: argparse.Namespace, device: torch.device) 
 
     found = certify(load_network(file).to(device), x, y, config.eps, settings, on_block)
     result = {
-        "run": file.stem,
+        "run": place.name if place.is_dir() else file.stem,
         "group_size": options.group_size,
         "budget": options.budget,
         "images": len(x),

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpu_log import logged
+
 from citrus.bench.published import PublishedRow, published
 from citrus.report.charts import Line, line_chart, linear_axis, series_key
 from citrus.report.standalone import svg_file
@@ -28,9 +30,7 @@ HEADS = ("method", "tau/eps", "epochs", "minutes", "clean", "single", "N", "imag
 
 def trained(setting: str) -> dict[str, Row]:
     """The last finished training run of each name that was measured on the test set."""
-    texts = (text for file in sorted(RESULTS.glob("gpu/sweep-*.jsonl")) for text in file.read_text().splitlines())
-    rows = [json.loads(text) for text in texts]
-    rows = [r for r in rows if r["recipe"].startswith(setting) and r.get("on") == "test"]
+    rows = [r for r in logged() if r["recipe"].startswith(setting) and r.get("on") == "test"]
     return {r["name"]: r for r in rows if r.get("config", {}).get("network") == "cnn7"}
 
 
@@ -99,18 +99,21 @@ def figure(found: list[Row]) -> str:
 def main() -> None:
     print("# CNN7\n")
     print(__doc__.split("\n\n")[1].strip().replace("\n", " "))
-    machines = set()
+    trainers, verifiers = set(), set()
     for setting, title in SETTINGS.items():
         runs = trained(setting)
         found = certified(runs)
-        machines |= {machine_of(c["environment"]) for c in found}
+        trainers |= {runs[c["run"]]["machine"] for c in found}
+        verifiers |= {machine_of(c["environment"]) for c in found}
         print(f"\n## {title}\n\n{table(setting, runs, found)}")
         if setting == DRAWN:
             (RESULTS / "cnn7.svg").write_text(figure(found))
             print(
                 "\n![clean against certified accuracy](cnn7.svg)\n\nFilled: certified. Hollow: what the attack leaves."
             )
-    print(f"\nCertified on {' or '.join(sorted(machines))}; trained on an H200, one seed each.")
+    print(
+        f"\nTrained on {' or '.join(sorted(trainers))}, one seed each; certified on {' or '.join(sorted(verifiers))}."
+    )
     print("(of n): so many runs shared the GPU, at least for a time.")
 
 

@@ -23,6 +23,11 @@ an upper bound of *uap N*. Time is that of training; runs that shared the GPU sa
 """
 
 
+def logged() -> list[dict[str, Any]]:
+    """All rows in the order in which the runs were made."""
+    return [json.loads(text) for file in sorted(FOLDER.glob("sweep-*.jsonl")) for text in file.read_text().splitlines()]
+
+
 def setting(row: dict[str, Any]) -> str:
     words = []
     for key, value in row.get("set", {}).items():
@@ -59,9 +64,7 @@ def main() -> None:
     heads = ["run", "recipe", "changed", "on", "time", *NUMBERS, "machine", "note"]
     print(HEAD)
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-    for file in sorted(FOLDER.glob("sweep-*.jsonl")):
-        for text in file.read_text().splitlines():
-            print(line(json.loads(text)))
+    print("\n".join(line(row) for row in logged()))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,15 @@ CONVSMALL_2: dict[str, Any] = CONVSMALL | {
 }
 CNN7: dict[str, Any] = COMMON | {"network": "cnn7", "precision": "half", "compile": True, "memory_gb": 40.0}
 CNN7_CIFAR: dict[str, Any] = CNN7 | {"data": "cifar10", "batch_size": 128, "lr": 7e-4, "crop": 2}
-CNN7_MNIST: dict[str, Any] = CNN7 | {"data": "mnist", "batch_size": 256, "lr": 1e-3, "crop": 1, "l1": 1e-6}
+CNN7_MNIST: dict[str, Any] = CNN7 | {
+    "data": "mnist",
+    "batch_size": 256,
+    "lr": 1e-3,
+    "crop": 1,
+    "l1": 1e-6,
+    "epochs": 30,
+    "ramp_epochs": 10,
+}
 
 
 def _own_as_often(tau_ratio: float, attack: Ascent) -> Citrus:
@@ -88,21 +96,8 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
         lr=1e-3,
         crop=0,
     ),
-    "mnist-0.1-citrus-cnn7": TrainConfig(
-        **CNN7_MNIST,
-        method=_own_as_often(0.4, _attack(3)),
-        eps=0.1,
-        eps_factor=1.15,
-        epochs=30,
-        ramp_epochs=10,
-    ),
-    "mnist-0.3-citrus-cnn7": TrainConfig(
-        **CNN7_MNIST,
-        method=_own_as_often(0.6, _attack(3)),
-        eps=0.3,
-        epochs=30,
-        ramp_epochs=10,
-    ),
+    "mnist-0.1-citrus-cnn7": TrainConfig(**CNN7_MNIST, method=_own_as_often(0.4, _attack(3)), eps=0.1, eps_factor=1.15),
+    "mnist-0.3-citrus-cnn7": TrainConfig(**CNN7_MNIST, method=_own_as_often(0.6, _attack(3)), eps=0.3),
     "cifar10-2-255-citrus-cnn7": TrainConfig(
         **CNN7_CIFAR,
         method=_own_as_often(0.15, _attack(3)),
