@@ -2,7 +2,7 @@
 
 Joins what benchmarks/sweep.py wrote about training (docs/results/gpu/sweep-*.jsonl) with what
 benchmarks/certify_network.py wrote about certification (docs/results/gpu/certify-*.json), puts the published values
-beside it, and draws docs/results/cnn7.svg.
+beside it, and draws docs/results/cnn7-n5.svg and cnn7-n20.svg.
 """
 
 import json
@@ -24,7 +24,8 @@ SETTINGS = {
     "mnist-0.3": "MNIST, 0.3",
 }
 DRAWN = "cifar10-8-255"
-AXES = ("clean accuracy of the images looked at, percent", "survive every shared perturbation, percent")
+DRAWN_IMAGES = 1000  # a figure shows what was proved of the same images for every network
+AXES = ("clean accuracy, percent (first 1,000; published: 10,000)", "survive every shared perturbation, percent")
 HEADS = ("method", "tau/eps", "epochs", "minutes", "clean", "single", "N", "images", "clean", "certified", "attacked")
 
 
@@ -47,9 +48,12 @@ def method_of(row: Row) -> str:
     return ", ".join([config["method"]["name"], *(f"{name} {share:g}" for name, share in shares.items() if share)])
 
 
-def minutes_of(row: Row) -> str:
+def minutes_of(row: Row, runs: dict[str, Row]) -> str:
+    """With the minutes of the run that it goes on from."""
+    earlier = runs.get(Path(row["config"].get("start", "")).stem)
+    before = f"{minutes_of(earlier, runs)} + " if earlier else ""
     shared = f" (of {row['shared_by']})" if "shared_by" in row else ""
-    return f"{row['train_seconds'] / 60:.1f}{shared}"
+    return f"{before}{row['train_seconds'] / 60:.1f}{shared}"
 
 
 def published_rows(setting: str) -> list[PublishedRow]:
@@ -67,7 +71,7 @@ def table(setting: str, runs: dict[str, Row], found: list[Row]) -> str:
         r = runs[c["run"]]
         tau = r["config"]["method"].get("tau_ratio")
         cells = [
-            *(method_of(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), minutes_of(r)),
+            *(method_of(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), minutes_of(r, runs)),
             *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
@@ -77,23 +81,19 @@ def table(setting: str, runs: dict[str, Row], found: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def figure(found: list[Row]) -> str:
-    """For each method and N a line through what is proved and a dashed one through what the attack leaves."""
-    values = tuple(sorted((p.clean, p.certified) for p in published_rows(DRAWN)))
-    lines, keys = [Line("published, N = 5", values, 0)], [series_key("published, N = 5", 0)]
-    kinds = sorted({(c["name"], c["group_size"]) for c in found})
-    for series, (method, size) in enumerate(kinds, 1):
-        mine = [c for c in found if (c["name"], c["group_size"]) == (method, size)]
-        mine.sort(key=lambda c: c["correct"])
-        for kind, dashed in (("certified", False), ("attacked", True)):
-            points = tuple((c["correct"], c[kind]) for c in mine)
-            lines.append(Line(f"{method}, N = {size}, {kind}", points, series, dashed))
-        keys.append(series_key(f"{method}, N = {size}", series))
+def figure(size: int, found: list[Row]) -> str:
+    """Points, one line each: networks differ in more than one setting, so that nothing lies between two of them."""
+    lines = [Line(f"{p.method}, published", ((p.clean, p.certified),), 0) for p in published_rows(DRAWN)]
+    keys = [series_key("published, N = 5", 0)]
+    shown = [c for c in found if (c["group_size"], c["images"]) == (size, DRAWN_IMAGES)]
+    for series, method in enumerate(sorted({c["name"] for c in shown}), 1):
+        for c in shown:
+            for kind, dashed in (("certified", False), ("attacked", True)) if c["name"] == method else ():
+                lines.append(Line(f"{c['run']}, {kind}", ((c["correct"], c[kind]),), series, dashed))
+        keys.append(series_key(method, series))
     across, up = (linear_axis(name, (p[i] for line in lines for p in line.points)) for i, name in enumerate(AXES))
-    title = "CNN7, CIFAR-10, 8/255: clean and certified UAP accuracy"
-    return svg_file(
-        line_chart("cnn7", title, f"{len({c['run'] for c in found})} networks.", (across, up), lines, tuple(keys))
-    )
+    title = f"CNN7, CIFAR-10, 8/255, groups of {size}: clean and certified UAP accuracy"
+    return svg_file(line_chart("cnn7", title, f"{len(shown)} networks.", (across, up), lines, tuple(keys)))
 
 
 def main() -> None:
@@ -107,10 +107,10 @@ def main() -> None:
         verifiers |= {machine_of(c["environment"]) for c in found}
         print(f"\n## {title}\n\n{table(setting, runs, found)}")
         if setting == DRAWN:
-            (RESULTS / "cnn7.svg").write_text(figure(found))
-            print(
-                "\n![clean against certified accuracy](cnn7.svg)\n\nFilled: certified. Hollow: what the attack leaves."
-            )
+            for size in (5, 20):
+                (RESULTS / f"cnn7-n{size}.svg").write_text(figure(size, found))
+                print(f"\n![clean against certified accuracy, groups of {size}](cnn7-n{size}.svg)")
+            print("\nFilled: certified. Hollow: what the attack leaves. Ours are of the first 1,000 images.")
     print(
         f"\nTrained on {' or '.join(sorted(trainers))}, one seed each; certified on {' or '.join(sorted(verifiers))}."
     )
