@@ -111,7 +111,7 @@ def make_trainer(config: TrainConfig, splits: Splits) -> tuple[Trainer, Callable
     return trainer, lambda: trainer._train_step(now)
 
 
-def milliseconds(work: Callable[[], None], least: float = 1.0) -> float:
+def milliseconds(work: Callable[[], object], least: float = 1.0) -> float:
     """Per call, after warming up, over at least so many seconds."""
     for _ in range(6):
         work()

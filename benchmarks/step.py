@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -87,7 +87,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def interleaved(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def interleaved(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Median seconds of each piece of work; the first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 1):
@@ -162,15 +162,15 @@ def main() -> None:
     options = parser.parse_args()
     result = measure_steps(groups=20, size=5, repeats=options.repeats)
     growth = {size: measure_growth(size, options.repeats) for size in (5, 20, 100)}
-    rows = [
-        ["(a) Algorithm 1 as printed", result["attack a"], result["a"]],
-        ["(b) exact sum", result["attack bc"], result["b"]],
-        ["(c) one sampled partner", result["attack bc"], result["c"]],
-    ]
-    whole = rows[0][1] + rows[0][2]
+    rows = {
+        "(a) Algorithm 1 as printed": (result["attack a"], result["a"]),
+        "(b) exact sum": (result["attack bc"], result["b"]),
+        "(c) one sampled partner": (result["attack bc"], result["c"]),
+    }
+    printed = result["attack a"] + result["a"]
     shown = [
-        [name, f"{1e3 * a:.1f}", f"{1e3 * b:.1f}", f"{rows[0][2] / b:.1f}", f"{whole / (a + b):.1f}"]
-        for name, a, b in rows
+        [name, f"{1e3 * a:.1f}", f"{1e3 * b:.1f}", f"{result['a'] / b:.1f}", f"{printed / (a + b):.1f}"]
+        for name, (a, b) in rows.items()
     ]
     title = "smallcnn, 20 groups of 5 images, 5 attack steps; forward and backward, milliseconds"
     print(table(["step", "attack", "boxes", "boxes: times faster", "whole: times faster"], shown, title))
