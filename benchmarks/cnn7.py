@@ -48,12 +48,20 @@ def method_of(row: Row) -> str:
     return ", ".join([config["method"]["name"], *(f"{name} {share:g}" for name, share in shares.items() if share)])
 
 
-def minutes_of(row: Row, runs: dict[str, Row]) -> str:
-    """With the minutes of the run that it goes on from."""
+def stages_of(row: Row, runs: dict[str, Row]) -> list[Row]:
+    """The run, behind those that it goes on from."""
     earlier = runs.get(Path(row["config"].get("start", "")).stem)
-    before = f"{minutes_of(earlier, runs)} + " if earlier else ""
+    return [*(stages_of(earlier, runs) if earlier else ()), row]
+
+
+def epochs_of(row: Row) -> str:
+    done, planned = row["last"]["epoch"] + 1, row["config"]["epochs"]
+    return str(done) if done == planned else f"{done} of {planned}"
+
+
+def minutes_of(row: Row) -> str:
     shared = f" (of {row['shared_by']})" if "shared_by" in row else ""
-    return f"{before}{row['train_seconds'] / 60:.1f}{shared}"
+    return f"{row['train_seconds'] / 60:.1f}{shared}"
 
 
 def published_points(setting: str) -> dict[str, tuple[float, float]]:
@@ -69,11 +77,13 @@ def machine_of(environment: Row) -> str:
 
 def table(setting: str, runs: dict[str, Row], found: list[Row]) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
-    for c in sorted(found, key=lambda c: (runs[c["run"]]["clean"], c["group_size"])):
+    for c in sorted(found, key=lambda c: (runs[c["run"]]["clean"], c["group_size"], c["images"])):
         r = runs[c["run"]]
+        stages = stages_of(r, runs)
         tau = r["config"]["method"].get("tau_ratio")
         cells = [
-            *(method_of(r), f"{tau:g}" if tau else "", str(r["config"]["epochs"]), minutes_of(r, runs)),
+            *(method_of(r), f"{tau:g}" if tau else ""),
+            *(" + ".join(map(text, stages)) for text in (epochs_of, minutes_of)),
             *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
@@ -88,11 +98,11 @@ def figure(size: int, found: list[Row]) -> str:
     lines = [Line(f"{method}, published", (point,), 0) for method, point in published_points(DRAWN).items()]
     keys = [series_key("published, N = 5", 0)]
     shown = [c for c in found if (c["group_size"], c["images"]) == (size, DRAWN_IMAGES)]
-    for series, method in enumerate(sorted({c["name"] for c in shown}), 1):
-        for c in shown:
-            for kind, dashed in (("certified", False), ("attacked", True)) if c["name"] == method else ():
-                lines.append(Line(f"{c['run']}, {kind}", ((c["correct"], c[kind]),), series, dashed))
-        keys.append(series_key(method, series))
+    series = {method: number for number, method in enumerate(sorted({c["name"] for c in shown}), 1)}
+    keys += [series_key(method, number) for method, number in series.items()]
+    for c in shown:
+        for kind, dashed in (("certified", False), ("attacked", True)):
+            lines.append(Line(f"{c['run']}, {kind}", ((c["correct"], c[kind]),), series[c["name"]], dashed))
     across, up = (linear_axis(name, (p[i] for line in lines for p in line.points)) for i, name in enumerate(AXES))
     title = f"CNN7, CIFAR-10, 8/255, groups of {size}: clean and certified UAP accuracy"
     return svg_file(line_chart("cnn7", title, f"{len(shown)} networks.", (across, up), lines, tuple(keys)))
