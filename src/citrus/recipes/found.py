@@ -116,4 +116,14 @@ FOUND_RECIPES: dict[str, TrainConfig] = {
         epochs=300,
         ramp_epochs=60,
     ),
+    # 56 more epochs from there, from half the learning rate down to zero once more.
+    "cifar10-8-255-citrus-longer-cnn7": TrainConfig(
+        **CNN7_CIFAR | {"warmup_epochs": 0, "lr": 3.5e-4},
+        method=_own_as_often(0.8, ONE_STEP),
+        start="runs/cifar10-8-255-citrus-cnn7",
+        regularizer=0.0,
+        eps=8 / 255,
+        clean_weight=0.31,
+        epochs=56,
+    ),
 }
