@@ -16,10 +16,11 @@ HEAD = """# Recipe search on the GPU
 
 Every training run of the search, failed ones included, in the order in which they were made. Percent of the images
 named in the column *on*: held-out training images (validation) while tuning, 5,000 of them unless the note says how
-many, and the 10,000 test images for the report; attacks see the first 2,000 (CNN7: 1,000) of them. One seed each.
-*single*: proved one by one by intervals or CROWN with interval boxes; *uap N*: proved by the whole cascade for groups
-of N correct images; *attack N*: still right under the strongest universal perturbation found for groups of N correct
-images, an upper bound of *uap N*. Time is that of training; runs that shared the GPU say with how many.
+many, and the 10,000 test images for the report; attacks see the first 2,000 (CNN7: 1,000) of them unless the note says
+otherwise. One seed each. *single*: proved one by one by intervals or CROWN with interval boxes; *uap N*: proved by the
+whole cascade for groups of N correct images; *attack N*: still right under the strongest universal perturbation found
+for groups of N correct images, an upper bound of *uap N*. Time is that of training; runs that shared the GPU say with
+how many.
 """
 
 

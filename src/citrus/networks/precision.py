@@ -5,11 +5,19 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from citrus.errors import CitrusError
+
 
 @contextmanager
 def tf32(on: bool) -> Iterator[None]:
     """Switch TF32 on or off for convolutions and matrix products on the GPU; nothing changes on the CPU."""
-    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError as error:  # torch does not let one process use both
+        raise CitrusError(
+            "TF32 was set by a `fp32_precision` of torch.backends, so that Citrus cannot switch it off for proofs: use "
+            "torch.set_float32_matmul_precision or allow_tf32 instead."
+        ) from error
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = on
     try:
         yield
