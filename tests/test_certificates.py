@@ -22,7 +22,7 @@ from citrus.networks import Graph
 from citrus.networks.operations import Linear
 
 
-@pytest.mark.parametrize("intermediate", ["crown", "interval"])
+@pytest.mark.parametrize("intermediate", ["crown", "early", "interval"])
 @pytest.mark.parametrize(("case", "eps"), [(CONV, 0.08), (CONV, 0.05), (RESIDUAL, 0.03), (MLP, 0.06)], ids=str)
 def test_what_the_search_proves_is_confirmed(
     case: Case, eps: float, intermediate: Intermediate, tmp_path: Path

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent, fooled, pgd, universal_pgd
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, margin_rows
-from citrus.certify import cascade, single
+from citrus.certify import cascade, single, verifiers
 from citrus.certify.cascade import BlockProof, CertifySettings, certify
 from citrus.certify.result import Certification, GroupResult, Verdict
 from citrus.certify.search import Budget, SearchResult, SubsetSearch
@@ -149,6 +149,34 @@ def test_the_verifiers_and_groupings_differ_where_they_should() -> None:
     assert any(total(found(n, "citrus", 7)) > total(found(n, "citrus", 1)) for n in EPS)
     stages = {stage for n in EPS for v in VERIFIERS for row in found(n, v, 7).rows for stage in row.stages}
     assert stages >= {"crown", "alpha", "search"}
+
+
+def waking() -> Graph:
+    """The scores of x are 0.1 and 10 relu(|x| - 1.5), with |x| as relu(x) + relu(-x).
+
+    On [-1, 1] intervals allow |x| up to 2, which wakes a neuron that sleeps: the second score reaches 5. CROWN's two
+    lines for |x| are x / 2 + 1 / 2 and -x / 2 + 1 / 2, so that it is at most 1 and the second score 0.
+    """
+    layers = nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1), nn.ReLU(), nn.Linear(1, 2)
+    weights = ([[1.0], [-1.0]], [[1.0, 1.0]], [[0.0], [10.0]])
+    for layer, weight, bias in zip(layers[::2], weights, (0, -1.5, 0), strict=True):
+        layer.weight.data, layer.bias.data = torch.tensor(weight), torch.full((len(weight),), float(bias))
+    layers[-1].bias.data[0] = 0.1
+    return graph(nn.Sequential(nn.Flatten(), *layers).requires_grad_(False).eval(), (1, 1, 1))
+
+
+def test_large_networks_get_early_boxes_by_crown(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, x, y = waking(), torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long)
+
+    def proved(how: verifiers.Intermediate) -> int:
+        settings = CertifySettings(group_size=1, intermediate=how, verifier="zeng", attack=ATTACK)
+        return certify(plain, x, y, 1.0, settings).rows[0].certified
+
+    assert [proved(how) for how in ("interval", "early", "crown", "auto")] == [0, 1, 1, 1]
+    assert verifiers.pick("citrus", "auto", plain).linear.intermediate == "crown"
+    monkeypatch.setattr(verifiers, "MANY_NEURONS", 2)
+    assert verifiers.pick("citrus", "auto", plain).linear.intermediate == "early"
+    assert proved("auto") == 1
 
 
 def test_racoon_optimises_the_slopes_of_ten_images_of_a_group_only(monkeypatch: pytest.MonkeyPatch) -> None:

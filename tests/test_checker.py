@@ -1,6 +1,7 @@
 """The checker's arithmetic against samples, against the bounds it does not share code with, and against fractions."""
 
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 import torch
@@ -20,14 +21,16 @@ def double(case: Case) -> Graph:
     return folded(case).map(Tensor.double)
 
 
-@pytest.mark.parametrize("refine", [False, True], ids=["interval", "crown"])
+@pytest.mark.parametrize("intermediate", ["interval", "early", "crown"])
 @pytest.mark.parametrize("case", ZOO, ids=str)
-def test_boxes_and_planes_equal_the_bounds_in_double_precision(case: Case, refine: bool) -> None:
+def test_boxes_and_planes_equal_the_bounds_in_double_precision(
+    case: Case, intermediate: Literal["interval", "early", "crown"]
+) -> None:
     plain = double(case)
     x = images(2, torch.float64)
     y = plain(x).argmax(1)
     spec, wrong = margin_rows(y, CLASSES, torch.float64), wrong_labels(y, CLASSES)
-    settings = LinearSettings(planes=True, intermediate="crown" if refine else "interval")
+    settings = LinearSettings(planes=True, intermediate=intermediate)
     bounds = crown(plain, x, EPS, spec, settings)
     assert bounds.lower_planes is not None
     by_interval = interval(plain, x, EPS, spec).lower
@@ -35,7 +38,7 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(case: Case, refin
     slopes = [torch.rand_like(box.centre) for box in bounds.pre_activations]
     free = lower_planes(plain, x, spec, bounds.pre_activations, slopes)
     for i in range(2):
-        boxes = Enclosure(network, x[i], EPS, refine)
+        boxes = Enclosure(network, x[i], EPS, {"interval": 0, "early": 2, "crown": 99}[intermediate])
         for k, box in zip(network.relus, bounds.pre_activations, strict=True):
             value = network.nodes[k].inputs[0]
             torch.testing.assert_close(boxes.lower[value], box.lower[i], rtol=0, atol=1e-9)
@@ -51,7 +54,7 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(case: Case, refin
             torch.testing.assert_close(rows.offset, planes.b[i], rtol=0, atol=1e-9)
             assert (rows.error > 0).all()
             assert (rows.error < 1e-9 * (rows.offset.abs() + EPS * rows.values.abs().sum(1))).all()
-        if not refine:
+        if intermediate == "interval":
             torch.testing.assert_close(boxes.interval_margins(int(y[i]), wrong[i]), by_interval[i], rtol=0, atol=1e-9)
 
 
@@ -61,7 +64,7 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(case: Case, refin
 def test_boxes_hold_ten_thousand_activations(name: str) -> None:
     plain = double(case_named(name))
     x = images(1, torch.float64, seed=3)
-    boxes = Enclosure(Network(plain), x[0], EPS, refine=True)
+    boxes = Enclosure(Network(plain), x[0], EPS, refined=99)
     values = [samples_in_box(x, torch.full_like(x, EPS), 10_000)]
     for node in plain.nodes:
         values.append(node.op(*(values[i] for i in node.inputs)))

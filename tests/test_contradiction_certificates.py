@@ -173,7 +173,7 @@ def test_boxes_hold_where_all_margins_are_violated(name: str, eps: float) -> Non
     value = network.nodes[network.relus[-1]].inputs[0]
     inside = outside = 0
     for pair in pairs_of(instance)[:60:5]:
-        boxes = [Enclosure(network, instance.images[i], eps, refine=True) for i, _ in pair]
+        boxes = [Enclosure(network, instance.images[i], eps, refined=99) for i, _ in pair]
         planes = [
             box.planes(int(instance.labels[i]), torch.tensor([j])) for box, (i, j) in zip(boxes, pair, strict=True)
         ]

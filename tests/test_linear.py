@@ -58,11 +58,13 @@ def rows_of(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return margin_rows(torch.arange(count) % CLASSES, CLASSES, dtype)
 
 
-SOUND = [(case, "crown") for case in CASES] + [(case, "interval") for case in CASES[len(ZOO) :]]
+SOUND = [(case, "crown") for case in CASES] + [
+    (case, how) for case in CASES[len(ZOO) :] for how in ("early", "interval")
+]
 
 
 @pytest.mark.parametrize(("case", "intermediate"), SOUND, ids=str)
-def test_sound_on_sampled_points(case: Case, intermediate: Literal["crown", "interval"]) -> None:
+def test_sound_on_sampled_points(case: Case, intermediate: Literal["crown", "early", "interval"]) -> None:
     """10,000 points, half of them corners: rows, inner boxes and planes hold."""
     net, centre, spec = network(case), images(2), rows_of(2)
     bounds = crown(net, centre, EPS, spec, LinearSettings(intermediate, planes=True))
@@ -198,13 +200,29 @@ def test_memory_that_runs_out_halves_the_chunks() -> None:
         in_chunks((2, 2), 8, Budget(100), broken)
 
 
+@pytest.mark.parametrize("case", CASES[len(ZOO) :], ids=str)
+def test_early_boxes_are_crowns_for_two_layers_and_intervals_behind(case: Case) -> None:
+    net, centre, spec = network(case), images(2), rows_of(2)
+    crowns, early, plain = (
+        crown(net, centre, EPS, spec, LinearSettings(how)).pre_activations for how in ("crown", "early", "interval")
+    )
+    for layer, (tight, mine, wide) in enumerate(zip(crowns, early, plain, strict=True)):
+        if layer < 2:
+            assert torch.equal(mine.lower, tight.lower)
+            assert torch.equal(mine.upper, tight.upper)
+        assert bool((mine.upper <= wide.upper + 1e-5).all())
+        assert bool((mine.lower >= wide.lower - 1e-5).all())
+    assert bool((early[1].radius < plain[1].radius).any())
+    assert bool((early[-1].radius > crowns[-1].radius).any())
+
+
 def test_mistakes_are_named() -> None:
     net, centre, spec = network(BY_NAME["mlp"]), images(1), rows_of(1)
     with pytest.raises(CitrusError, match="negative"):
         crown(net, centre, -0.1, spec)
     with pytest.raises(CitrusError, match="shape"):
         crown(net, F.pad(centre, (1, 0)), 0.1, spec)
-    with pytest.raises(CitrusError, match="'crown' or 'interval'"):
+    with pytest.raises(CitrusError, match="crown, early or interval"):
         LinearSettings(intermediate="ibp")  # type: ignore[arg-type]
     with pytest.raises(CitrusError, match="memory"):
         crown(net, centre, 0.1, spec, LinearSettings(memory=0))

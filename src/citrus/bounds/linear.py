@@ -8,7 +8,7 @@ images and rows, and differentiable in the weights, the centre and the radius.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -30,13 +30,16 @@ from citrus.bounds.substitution import (
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph, Linear, Relu
 
+InnerBoxes = Literal["crown", "early", "interval"]
+
 
 @dataclass(frozen=True)
 class LinearSettings:
     """How to compute linear bounds. The defaults are the strongest."""
 
-    intermediate: Literal["crown", "interval"] = "crown"
-    """Boxes of the inner layers by CROWN (only for neurons that cheaper bounds leave undecided), or by intervals."""
+    intermediate: InnerBoxes = "crown"
+    """Boxes of the inner layers by CROWN (only for neurons that cheaper bounds leave undecided), by intervals, or
+    `early`: those that enter the first two ReLU layers by CROWN, where it costs little, the others by intervals."""
     intersect: bool = True
     """Take the better of interval and linear bound, for inner layers and for the result."""
     upper: bool = True
@@ -47,8 +50,12 @@ class LinearSettings:
     """Bytes that one chunk of work may take; None chooses by device."""
 
     def __post_init__(self) -> None:
-        if self.intermediate not in ("crown", "interval"):
-            raise CitrusError(f"Intermediate bounds are 'crown' or 'interval', got {self.intermediate!r}.")
+        if self.intermediate not in get_args(InnerBoxes):
+            raise CitrusError(f"Inner boxes are made by crown, early or interval, got {self.intermediate!r}.")
+
+    def refines(self, layer: int) -> bool:
+        """Whether the box that enters a ReLU layer, counted from 0, is made by CROWN."""
+        return self.intermediate == "crown" or (self.intermediate == "early" and layer < 2)
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings)
         i = node.inputs[0]
         if isinstance(node.op, Linear) and place == len(graph.nodes) and spec is not None:
             return tuple(boxes), _rows(spec @ node.op.weight, values[i], spec @ node.op.bias)
-        linear = isinstance(node.op, Relu) and settings.intermediate == "crown"
+        linear = isinstance(node.op, Relu) and settings.refines(len(boxes))
         if linear and not interval_is_exact(graph, i):
             relaxed = relax_all(graph, boxes, None, problem.at_centre)
             values[i] = refine(problem, i, values[i], [relaxed], settings.intersect)

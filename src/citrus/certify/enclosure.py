@@ -72,11 +72,11 @@ class Lines:
 class Enclosure:
     """Boxes of every value of the network for all perturbations of one image, and planes under its margins.
 
-    With `refine`, the boxes that enter ReLUs are intersected with bounds by backward substitution (CROWN) with adaptive
-    slopes: 1 where u > -l, else 0.
+    The boxes that enter the first `refined` ReLU layers are intersected with bounds by backward substitution (CROWN)
+    with adaptive slopes: 1 where u > -l, else 0.
     """
 
-    def __init__(self, network: Network, image: Tensor, eps: float, refine: bool) -> None:
+    def __init__(self, network: Network, image: Tensor, eps: float, refined: int) -> None:
         self.network = network
         self.image = image.detach().cpu().double()
         self.lower = [_below(self.image - eps)]  # of value i, without a batch axis
@@ -88,7 +88,7 @@ class Enclosure:
             i = node.inputs[0]
             if isinstance(node.op, Relu):
                 # The interval bound of one affine map of the input is exact already.
-                if refine and i and network.nodes[i - 1].inputs != (0,):
+                if len(self.lines) < refined and i and network.nodes[i - 1].inputs != (0,):
                     self._refine(i)
                 self._relu(k, i)
             elif isinstance(node.op, Add):

@@ -28,7 +28,8 @@ from citrus.certify.enclosure import Enclosure, Ends, Rows
 from citrus.certify.float64 import TINY, Network, gamma
 from citrus.errors import CitrusError
 
-Intermediate = Literal["interval", "crown"]
+Intermediate = Literal["interval", "early", "crown"]
+"""Which boxes that enter ReLU layers are made by substitution: none, those of the first two layers, or all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +122,12 @@ class Evaluator:
     ) -> None:
         if tuple(images.shape[1:]) != network.shapes[0]:
             raise CitrusError(f"The network takes images of shape {network.shapes[0]}, got {tuple(images.shape[1:])}.")
-        if intermediate not in ("interval", "crown"):
-            raise CitrusError(f"Intermediate bounds are 'crown' or 'interval', got {intermediate!r}.")
+        refined = {"interval": 0, "early": 2, "crown": len(network.relus)}
+        if intermediate not in refined:
+            raise CitrusError(f"Intermediate boxes are made by crown, early or interval, got {intermediate!r}.")
         if not 0 <= eps < float("inf"):  # below zero the formula of the dual would prove anything
             raise CitrusError(f"eps must be a finite number >= 0, got {eps}.")
-        self.network, self.images, self.eps, self.refine = network, images, eps, intermediate == "crown"
+        self.network, self.images, self.eps, self.refined = network, images, eps, refined[intermediate]
         self.labels: list[int] = labels.tolist()
         self.classes = network.shapes[-1][0]
         if len(self.labels) != len(images) or any(not 0 <= y < self.classes for y in self.labels):
@@ -188,11 +190,11 @@ class Evaluator:
 
     def _enclose(self, image: int, sources: list[PlaneSource], claims: list[int]) -> None:
         """All that is asked about one image. Interval proofs try the plain boxes first: they cost next to nothing."""
-        boxes = Enclosure(self.network, self.images[image], self.eps, refine=False)
+        boxes = Enclosure(self.network, self.images[image], self.eps, refined=0)
         left = self._by_interval(boxes, image, claims)
-        if self.refine and (sources or left):
+        if self.refined and (sources or left):
             known = self.kept.get(image)
-            boxes = known[0] if known else Enclosure(self.network, self.images[image], self.eps, refine=True)
+            boxes = known[0] if known else Enclosure(self.network, self.images[image], self.eps, self.refined)
             self._by_interval(boxes, image, left)
         self._add_planes(boxes, sources)
 
@@ -219,7 +221,7 @@ class Evaluator:
     def _by_contradiction(self, proofs: list[Proof]) -> list[Value]:
         """The values of proofs with rounds, all in lockstep, so that planes of one image are made together."""
         for image in sorted({row.image for proof in proofs for row in proof.sources} - set(self.kept)):
-            boxes = Enclosure(self.network, self.images[image], self.eps, self.refine)
+            boxes = Enclosure(self.network, self.images[image], self.eps, self.refined)
             self.kept[image] = boxes, Neurons.of(boxes)
         own = [{row.image: self.kept[row.image][0].last for row in proof.sources} for proof in proofs]
         values = [INVALID] * len(proofs)

@@ -48,17 +48,17 @@ VERIFIERS: dict[str, Verifier] = {
 }
 
 
-Intermediate = Literal["auto", "crown", "interval"]
+Intermediate = Literal["auto", "crown", "early", "interval"]
 MANY_NEURONS = 20_000  # CROWN for every inner layer costs a row per undecided neuron: ConvSmall has 5,000, CNN7 230,000
 
 
 def pick(name: str, intermediate: Intermediate, graph: Graph) -> Verifier:
-    """A verifier by name, with inner boxes by CROWN, or by intervals where a network is too large for that."""
+    """A verifier by name, with inner boxes by CROWN, or only the early ones where a network is too large for that."""
     if name not in VERIFIERS:
         raise CitrusError(f"Unknown verifier {name!r}: {suggest(name, VERIFIERS)}")
     if intermediate not in get_args(Intermediate):
-        raise CitrusError(f"Inner boxes are made by auto, crown or interval, got {intermediate!r}.")
+        raise CitrusError(f"Inner boxes are made by auto, crown, early or interval, got {intermediate!r}.")
     if intermediate == "auto":
         neurons = sum(math.prod(node.shape) for node in graph.nodes if isinstance(node.op, Relu))
-        intermediate = "interval" if neurons > MANY_NEURONS else "crown"
+        intermediate = "early" if neurons > MANY_NEURONS else "crown"
     return replace(VERIFIERS[name], linear=replace(VERIFIERS[name].linear, intermediate=intermediate))
