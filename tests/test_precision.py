@@ -1,13 +1,17 @@
 """TF32 is off while anything is proved, and as it was afterwards."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from citrus.certify import CertifySettings, certify
 from citrus.errors import CitrusError
-from citrus.networks import build, graph
+from citrus.networks import Normalize, build, graph
 from citrus.networks.precision import tf32, true_float32
 from citrus.training import evaluation
 
@@ -49,29 +53,44 @@ def test_tf32_that_cannot_be_switched_off_is_refused_with_what_to_do() -> None:
         graph(network, (1, 12, 12))
 
 
-def test_what_an_evaluation_compares_is_all_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attack in TF32 could seem to break what is proved in float32, by a margin smaller than the rounding."""
-    seen: dict[str, set[tuple[bool, bool]]] = {}
+PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
+SHAPE = (3, 8, 8)
 
-    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen.setdefault(name, set()).add(switches())
-            return function(*args, **kwargs)
 
-        return call
+class Products(TorchDispatchMode):
+    """Notes the switches at every product of tensors, whoever computes it."""
 
-    parts = ("interval", "pgd", "universal_pgd", "fooled")
-    for name in parts:
-        monkeypatch.setattr(evaluation, name, watched(name, getattr(evaluation, name)))
-    network = build("mlp", (1, 12, 12), 3).eval()
-    monkeypatch.setattr(network, "forward", watched("forward", network.forward))
-    generator = torch.Generator().manual_seed(0)
-    images, labels = torch.rand(4, 1, 12, 12, generator=generator), torch.tensor([0, 1, 2, 0])
-    with tf32(True):
-        evaluation.evaluate(network, images, labels, 0.01, group_size=2)
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[bool, bool]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.split(".")[0].removesuffix("_backward") in PRODUCTS:
+            self.seen[switches()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def with_products_everywhere() -> nn.Sequential:
+    """Normalisation before a padded layer and before a linear one, where folding computes products, too."""
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    features = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(256)
+    return nn.Sequential(Normalize(mean, std), *features, nn.Linear(256, 9), nn.ReLU(), nn.Linear(9, 3)).eval()
+
+
+TESTS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
+    "graph": lambda network, images, labels: graph(network, SHAPE),
+    "certify": lambda network, images, labels: certify(network, images, labels, 0.01, CertifySettings(group_size=2)),
+    "evaluate": lambda network, images, labels: evaluation.evaluate(network, images, labels, 0.01, group_size=2),
+    "clean_accuracy": evaluation.clean_accuracy,
+}
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_every_product_behind_a_proof_is_in_float32(name: str) -> None:
+    """In folding, too: what is proved is proved of the folded network. And an attack in TF32 could seem to break what
+    is proved in float32, by a margin smaller than the rounding."""
+    images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    with tf32(True), Products() as products:
+        TESTS[name](with_products_everywhere(), images, torch.tensor([0, 1, 2, 0]))
         assert switches() == (True, True)
-    assert seen == {name: {(False, False)} for name in (*parts, "forward")}
-    seen.clear()
-    with tf32(True):
-        evaluation.clean_accuracy(network, images, labels)
-    assert seen == {"forward": {(False, False)}}
+    assert set(products.seen) == {(False, False)}
