@@ -20,13 +20,19 @@ many, and the 10,000 test images for the report; attacks see the first 2,000 (CN
 otherwise. One seed each. *single*: proved one by one by intervals or CROWN with interval boxes; *uap N*: proved by the
 whole cascade for groups of N correct images; *attack N*: still right under the strongest universal perturbation found
 for groups of N correct images, an upper bound of *uap N*. Time is that of training; runs that shared the GPU say with
-how many.
+how many. What a GPU measured is of networks folded in TF32, a few images of 10,000 beside the truth: README.md has the
+comparison.
 """
+
+
+def number(file: Path) -> int:
+    return int(file.stem.removeprefix("sweep-"))
 
 
 def logged() -> list[dict[str, Any]]:
     """All rows in the order in which the runs were made."""
-    return [json.loads(text) for file in sorted(FOLDER.glob("sweep-*.jsonl")) for text in file.read_text().splitlines()]
+    files = sorted(FOLDER.glob("sweep-*.jsonl"), key=number)
+    return [json.loads(text) for file in files for text in file.read_text().splitlines()]
 
 
 def setting(row: dict[str, Any]) -> str:

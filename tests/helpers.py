@@ -301,5 +301,35 @@ ZOO = (
 )
 
 
+class Block(nn.Module):
+    """A residual block whose branches look at windows of different size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, 2, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.skip = nn.Conv2d(3, 4, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.skip(x))
+
+
+def _deep(*layers: nn.Module, features: int) -> list[nn.Module]:
+    """Layers that are neither first nor last: their rows live on windows."""
+    tail = [nn.Flatten(), nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, CLASSES)]
+    return [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), *layers, nn.ReLU(), *tail]
+
+
+DEEP = (
+    Case("deep stride", lambda: _deep(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 2, 2), features=16), 4),
+    Case("deep padding", lambda: _deep(nn.Conv2d(3, 4, (3, 2), (2, 3), (2, 1)), features=48), 3),
+    Case("deep only padding", lambda: _deep(nn.Conv2d(3, 4, 1, 1, 1), features=256), 3),
+    Case("deep groups", lambda: _deep(nn.Conv2d(3, 3, 3, 2, groups=3), features=12), 3),
+    Case("deep dilation", lambda: _deep(nn.Conv2d(3, 4, 3, 2, 2, dilation=2), features=36), 3),
+    Case("deep pool", lambda: _deep(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), features=16), 3),
+    Case("deep block", lambda: _deep(Block(), nn.Conv2d(4, 3, 3, padding=1), features=27), 5),
+)
+
+
 def case_named(name: str) -> Case:
     return next(case for case in ZOO if case.name == name)

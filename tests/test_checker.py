@@ -5,12 +5,13 @@ from typing import Literal
 
 import pytest
 import torch
-from helpers import CLASSES, SHAPE, ZOO, Case, case_named, folded, images, samples_in_box
+from helpers import CLASSES, DEEP, SHAPE, ZOO, Case, case_named, folded, images, samples_in_box
 from torch import Tensor, nn
 
 from citrus.bounds import LinearSettings, crown, interval, lower_planes, margin_rows, wrong_labels
-from citrus.certify.enclosure import Enclosure, Lines
-from citrus.certify.float64 import Network
+from citrus.certify import enclosure
+from citrus.certify.enclosure import Enclosure
+from citrus.certify.float64 import Lines, Network
 from citrus.certify.proofs import Evaluator, PlaneSource, Proof, Value
 from citrus.networks import Graph, graph
 
@@ -22,7 +23,7 @@ def double(case: Case) -> Graph:
 
 
 @pytest.mark.parametrize("intermediate", ["interval", "early", "crown"])
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", [*ZOO, *DEEP], ids=str)
 def test_boxes_and_planes_equal_the_bounds_in_double_precision(
     case: Case, intermediate: Literal["interval", "early", "crown"]
 ) -> None:
@@ -56,6 +57,21 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(
             assert (rows.error < 1e-9 * (rows.offset.abs() + EPS * rows.values.abs().sum(1))).all()
         if intermediate == "interval":
             torch.testing.assert_close(boxes.interval_margins(int(y[i]), wrong[i]), by_interval[i], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 6])
+@pytest.mark.parametrize("case", DEEP, ids=str)
+def test_tiles_give_the_boxes_of_whole_maps(case: Case, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x = Network(double(case)), images(1, torch.float64)[0]
+    monkeypatch.setattr(enclosure, "TILE", side)
+    tiled = Enclosure(network, x, EPS, refined=99)
+    monkeypatch.setattr(Enclosure, "_reach", lambda self, value: None)
+    whole = Enclosure(network, x, EPS, refined=99)
+    plain = Enclosure(network, x, EPS, refined=0)
+    for name in ("lower", "upper"):
+        for one, other in zip(getattr(tiled, name), getattr(whole, name), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert any(bool((a < b).any()) for a, b in zip(tiled.upper, plain.upper, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from citrus.certify.cascade import BlockProof
 from citrus.certify.certificate import Certificate, read_certificate, store, write_certificate
 from citrus.certify.checker import check
 from citrus.certify.contradiction import Neurons, least_where, tightened
-from citrus.certify.enclosure import Enclosure, Rows
+from citrus.certify.enclosure import Enclosure
 from citrus.certify.evidence import evidence
-from citrus.certify.float64 import Network
+from citrus.certify.float64 import Network, Rows
 from citrus.certify.joint import Instance, JointResult, JointSettings, refine_subsets
 from citrus.certify.proofs import Evaluator, GroupCertificate, PlaneSource, Proof, Round
 from citrus.networks.operations import Linear

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from citrus.certify.enclosure import Enclosure, Ends, Rows
-from citrus.certify.float64 import TINY, gamma
+from citrus.certify.enclosure import Enclosure, Ends
+from citrus.certify.float64 import TINY, Rows, gamma
 
 
 @dataclass(frozen=True)

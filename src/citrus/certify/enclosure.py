@@ -16,57 +16,35 @@ max(-s l, (1 - s) u), because relu(z) - s z is convex. So a rounded slope costs 
 NaN and infinity pass through everything and fail the comparison at the end.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product as pairs
 from math import prod
 
 import torch
 from torch import Tensor
 
-from citrus.certify.float64 import TINY, UNIT, Network, bias_of, fold_columns, gamma, product, terms_of, transposed
-from citrus.networks.operations import Add, Affine, Conv, Linear, Relu
+from citrus.certify.float64 import (
+    TINY,
+    UNIT,
+    Lines,
+    Network,
+    Rows,
+    bias_of,
+    columns_of,
+    fold_columns,
+    gamma,
+    product,
+    terms_of,
+    transposed,
+    transposed_window,
+)
+from citrus.networks.operations import Add, Affine, Conv, Linear, Relu, Scale
 
 Ends = tuple[Tensor, Tensor]
 """Lower and upper ends of boxes."""
 CHUNK = 1 << 21  # numbers in the largest tensor of one chunk of rows: 16 MB stay near the processor
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Lower bounds values . x + offset - error of something, for x a value of the network."""
-
-    values: Tensor  # (row, *shape)
-    offset: Tensor  # (row,)
-    error: Tensor  # (row,)
-
-    @staticmethod
-    def of(values: Tensor, offset: Tensor | None = None) -> "Rows":
-        zero = values.new_zeros(len(values))
-        return Rows(values, zero if offset is None else offset, zero)
-
-    def adding(self, values: Tensor, amount: Tensor, error: Tensor) -> "Rows":
-        """Other values, with an amount that has an error; the sum of offsets is rounded once more."""
-        offset = self.offset + amount
-        return Rows(values, offset, self.error + error + 4 * UNIT * offset.abs() + TINY)
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box or, by rows, of several."""
-
-    undecided: Tensor
-    lower: Tensor
-    upper: Tensor
-    height: Tensor
-
-    @staticmethod
-    def around(l: Tensor, u: Tensor) -> "Lines":  # noqa: E741
-        on = l >= 0
-        undecided = ~(on | (u <= 0))  # also where the box is NaN
-        upper = torch.where(undecided, u / (u - l), on.double())
-        height = torch.maximum(-upper * l, (1 - upper) * u) * (1 + 8 * UNIT) + TINY
-        lower = torch.where(undecided, (u > -l).double(), on.double())
-        return Lines(undecided, lower, upper, torch.where(undecided, height, 0.0))
+TILE = 4  # pixels along a side
 
 
 class Enclosure:
@@ -81,7 +59,7 @@ class Enclosure:
         self.image = image.detach().cpu().double()
         self.lower = [_below(self.image - eps)]  # of value i, without a batch axis
         self.upper = [_above(self.image + eps)]
-        self.unit: list[Tensor] = []  # E of node k, flat
+        self.unit: list[Tensor] = []  # E of node k
         self.floor: list[Tensor] = []  # underflow of node k
         self.lines: dict[int, Lines] = {}
         for k, node in enumerate(network.nodes):
@@ -105,7 +83,7 @@ class Enclosure:
         self.lower.append(self.lower[i].clamp(min=0))
         self.upper.append(self.upper[i].clamp(min=0))
         height = gamma(lines.height.numel()) * lines.height
-        self.unit.append((gamma(1) * self.size(i) + height).flatten() + TINY)
+        self.unit.append(gamma(1) * self.size(i) + height + TINY)
         self.floor.append(TINY * (1 + self.size(i).sum()))
 
     def _add(self, i: int, j: int) -> None:
@@ -128,19 +106,50 @@ class Enclosure:
         middle = product(op, centre[None], shape)[0] + bias_of(op, shape)
         self.lower.append(middle - (spread + unit + self.floor[k]))
         self.upper.append(middle + (spread + unit + self.floor[k]))
-        self.unit.append(unit.flatten() + TINY)
+        self.unit.append(unit + TINY)
 
     def _refine(self, value: int) -> None:
         """Bound each undecided neuron of a value from both sides by substitution, and keep the better of both boxes."""
         low, high = self.lower[value].flatten().clone(), self.upper[value].flatten().clone()
-        undecided = ((low < 0) & (high > 0)).nonzero()[:, 0]
-        for which in undecided.split(max(1, CHUNK // (2 * self.network.widest))) if len(undecided) else ():
-            start, values, offset = self._one_neuron_each(value, which)
-            both = Rows.of(torch.cat([values, -values]), torch.cat([offset, -offset]))
+        for start, rows, which in self._undecided(value, (low < 0) & (high > 0)):
+            both = Rows.of(torch.cat([rows.values, -rows.values]), torch.cat([rows.offset, -rows.offset]), rows.corner)
             below, above = self.least(self.substitute(start, both), 0).chunk(2)
             low[which] = torch.maximum(low[which], below)
             high[which] = torch.minimum(high[which], -above)
         self.lower[value], self.upper[value] = low.view_as(self.lower[value]), high.view_as(self.upper[value])
+
+    def _undecided(self, value: int, undecided: Tensor) -> Iterator[tuple[int, Rows, Tensor]]:
+        """Neurons as rows over an earlier value or over itself, chunk by chunk: (that value, rows, which neurons).
+
+        Where only convolutions lead to a map, tile by tile: a neuron there sees few pixels, and its rows no others.
+        """
+        numbers = torch.arange(undecided.numel()).view(self.network.shapes[value])
+        reach = self._reach(value)
+        if reach is None:
+            some = undecided.nonzero()[:, 0]
+            for which in some.split(max(1, CHUNK // (2 * self.network.widest))) if len(some) else ():
+                start, values, offset = self._one_neuron_each(value, which)
+                yield start, Rows.of(values, offset), which
+            return
+        for top, left in pairs(*(range(0, n, TILE) for n in numbers.shape[1:])):
+            tile = numbers[:, top : top + TILE, left : left + TILE]
+            some = tile[undecided[tile]]
+            for which in some.split(max(1, CHUNK // (2 * reach))) if len(some) else ():
+                yield value, Rows.of((tile == which.view(-1, 1, 1, 1)).double(), corner=(top, left)), which
+
+    def _reach(self, value: int) -> int | None:
+        """Numbers in the largest tensor of a tile's row on its way to the input; None where windows do not help."""
+        most, (height, width) = 0, (TILE, TILE)
+        while value:
+            node = self.network.nodes[value - 1]
+            if not isinstance(node.op, Conv | Relu | Scale):
+                return None
+            value = node.inputs[0]
+            if isinstance(node.op, Conv):
+                most = max(most, columns_of(node.op, (0, height, width)))
+                size, map_size = node.op.reach((height, width)), self.network.shapes[value][1:]
+                height, width = (min(a, b) for a, b in zip(size, map_size, strict=True))
+        return most
 
     def _one_neuron_each(self, value: int, which: Tensor) -> tuple[int, Tensor, Tensor]:
         """Neurons of a value as rows over what the layer before it reads, which is exact, or else over the value."""
@@ -165,7 +174,7 @@ class Enclosure:
         for i in range(value, 0, -1):
             if i not in pending:
                 continue
-            rows = self.step(i - 1, Rows(pending.pop(i), rows.offset, rows.error), lines)
+            rows = self.step(i - 1, replace(rows, values=pending.pop(i)), lines)
             for j in self.network.nodes[i - 1].inputs:
                 if j not in pending:
                     pending[j] = rows.values
@@ -173,27 +182,34 @@ class Enclosure:
                 pending[j] = pending[j] + rows.values
                 error = rows.error + 4 * UNIT * (pending[j].abs().flatten(1) @ self.size(j).flatten())
                 rows = Rows(rows.values, rows.offset, error)
-        return Rows(pending[0], rows.offset, rows.error)
+        return replace(rows, values=pending[0])
 
     def step(self, k: int, rows: Rows, lines: Mapping[int, Lines] | None = None) -> Rows:
         """From lower bounds over the result of node k to lower bounds over what it reads."""
         op, flat = self.network.nodes[k].op, rows.values.flatten(1)
         if isinstance(op, Add):
             return rows
-        error = flat.abs() @ self.unit[k] + self.floor[k]
+        error = flat.abs() @ rows.part(self.unit[k]).flatten() + self.floor[k]
         if isinstance(op, Relu):
             around = self.lines[k] if lines is None else lines[k]
-            values = rows.values * torch.where(rows.values >= 0, around.lower, around.upper)
-            falling, height = flat.clamp(max=0), around.height.reshape(-1, flat.shape[1])
+            lower, upper, height = (rows.part(t) for t in (around.lower, around.upper, around.height))
+            values = rows.values * torch.where(rows.values >= 0, lower, upper)
+            falling, height = flat.clamp(max=0), height.reshape(-1, flat.shape[1])
             heights = falling @ height[0] if len(height) == 1 else (falling * height).sum(1)
-            return rows.adding(values, heights, error)
-        values = transposed(op, rows.values, self.network.shapes[self.network.nodes[k].inputs[0]])
-        return rows.adding(values, flat @ bias_of(op, self.network.shapes[k + 1]).flatten(), error)
+            return rows.adding(values, heights, error, rows.corner)
+        shape, corner = self.network.shapes[self.network.nodes[k].inputs[0]], rows.corner
+        if corner is None:
+            values = transposed(op, rows.values, shape)
+        else:
+            assert isinstance(op, Conv | Scale)
+            values, corner = transposed_window(op, rows.values, corner, shape)
+        bias = rows.part(bias_of(op, self.network.shapes[k + 1]))
+        return rows.adding(values, flat @ bias.flatten(), error, corner)
 
     def least(self, rows: Rows, value: int) -> Tensor:
         """The least that rows over a value can be on its box, with all errors subtracted: (row,)."""
         flat = rows.values.flatten(1)
-        low, high, size = (t.flatten() for t in (self.lower[value], self.upper[value], self.size(value)))
+        low, high, size = (rows.part(t).flatten() for t in (self.lower[value], self.upper[value], self.size(value)))
         amount = flat.clamp(min=0) @ low + flat.clamp(max=0) @ high
         total = rows.adding(rows.values, amount, gamma(flat.shape[1]) * (flat.abs() @ size))
         return total.offset - total.error * (1 + 8 * UNIT)

@@ -1,4 +1,5 @@
-"""A network's affine maps in float64, each as a plain matrix product, and the law by which such a product errs.
+"""What the checker reckons with in float64: a network's affine maps, each as a plain matrix product, the law by which
+such a product errs, linear functions with their errors, and the lines around a ReLU.
 
 The model of the machine: IEEE float64, u = 2^-53, sums in any order, with or without fused operations. A computed sum
 of n products errs by at most gamma_n = n u / (1 - n u) times the sum of their absolute values (Higham, "Accuracy and
@@ -7,13 +8,14 @@ or Fourier transforms would obey another law. `gamma` doubles gamma_(n + 8): the
 itself, which is a sum of numbers >= 0, and the 8 covers the few operations around a sum. TINY stands for underflow.
 """
 
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.networks.operations import Affine, Conv, Flatten, Graph, Linear, Relu, Scale
+from citrus.networks.operations import Affine, Conv, Corner, Flatten, Graph, Linear, Relu, Scale
 
 UNIT = 2.0**-53
 TINY = 1e-300  # more than the underflow of 10^7 products even where subnormal numbers are flushed to zero
@@ -78,6 +80,30 @@ def transposed(op: Affine, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return rows.reshape(-1, *shape)
 
 
+def transposed_window(op: Conv | Scale, rows: Tensor, corner: Corner, shape: tuple[int, ...]) -> tuple[Tensor, Corner]:
+    """P W for rows P that are zero outside of a window of a map, as rows over the window that they reach."""
+    if isinstance(op, Scale):
+        return rows * cut(op.weight.expand(shape), corner, rows), corner
+    reach = op.reach((rows.shape[2], rows.shape[3]))
+    weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
+    columns = weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
+    values = F.fold(columns.flatten(1, 2), reach, op.weight.shape[2:], op.dilation, 0, op.stride)
+    first = [s * c - p for s, c, p in zip(op.stride, corner, op.padding, strict=True)]
+    inside = [(max(0, -f), min(n, most - f)) for f, n, most in zip(first, reach, shape[1:], strict=True)]
+    if any(end <= start for start, end in inside):  # nothing but padding: nothing is read
+        return rows.new_zeros(len(rows), shape[0], 1, 1), (0, 0)
+    (top, bottom), (left, right) = inside
+    return values[..., top:bottom, left:right], (first[0] + top, first[1] + left)
+
+
+def cut(whole: Tensor, corner: Corner | None, rows: Tensor) -> Tensor:
+    """Of something over a map what lies in the window of some rows; all of it where they have none."""
+    if corner is None:
+        return whole
+    (top, left), (height, width) = corner, rows.shape[-2:]
+    return whole[..., top : top + height, left : left + width]
+
+
 def fold_columns(op: Conv, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Sum columns (n, group, channel x kernel, pixel) into the pixels they came from."""
     return F.fold(columns.flatten(1, 2), shape[1:], op.weight.shape[2:], op.dilation, op.padding, op.stride)
@@ -96,3 +122,46 @@ def terms_of(op: Affine) -> int:
         kernel = op.weight[0, 0].numel()
         return max(op.weight[0].numel(), len(op.weight) // op.groups * kernel)
     return max(op.weight.shape) if isinstance(op, Linear) else 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lower bounds values . x + offset - error of something, for x a value of the network or a window of a map."""
+
+    values: Tensor  # (row, *shape)
+    offset: Tensor  # (row,)
+    error: Tensor  # (row,)
+    corner: Corner | None = field(default=None, kw_only=True)  # of the window outside of which values are zero
+
+    @staticmethod
+    def of(values: Tensor, offset: Tensor | None = None, corner: Corner | None = None) -> "Rows":
+        zero = values.new_zeros(len(values))
+        return Rows(values, zero if offset is None else offset, zero, corner=corner)
+
+    def adding(self, values: Tensor, amount: Tensor, error: Tensor, corner: Corner | None = None) -> "Rows":
+        """Other values, with an amount that has an error; the sum of offsets is rounded once more."""
+        offset = self.offset + amount
+        return Rows(values, offset, self.error + error + 4 * UNIT * offset.abs() + TINY, corner=corner)
+
+    def part(self, whole: Tensor) -> Tensor:
+        """What of something over the same value the rows see."""
+        return cut(whole, self.corner, self.values)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box or, by rows, of several."""
+
+    undecided: Tensor
+    lower: Tensor
+    upper: Tensor
+    height: Tensor
+
+    @staticmethod
+    def around(l: Tensor, u: Tensor) -> "Lines":  # noqa: E741
+        on = l >= 0
+        undecided = ~(on | (u <= 0))  # also where the box is NaN
+        upper = torch.where(undecided, u / (u - l), on.double())
+        height = torch.maximum(-upper * l, (1 - upper) * u) * (1 + 8 * UNIT) + TINY
+        lower = torch.where(undecided, (u > -l).double(), on.double())
+        return Lines(undecided, lower, upper, torch.where(undecided, height, 0.0))

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from citrus.certify.contradiction import Neurons, tightened
 from citrus.certify.cover import Choice, covers
-from citrus.certify.enclosure import Enclosure, Ends, Rows
-from citrus.certify.float64 import TINY, Network, gamma
+from citrus.certify.enclosure import Enclosure, Ends
+from citrus.certify.float64 import TINY, Network, Rows, gamma
 from citrus.errors import CitrusError
 
 Intermediate = Literal["interval", "early", "crown"]
