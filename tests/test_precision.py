@@ -65,7 +65,8 @@ class Products(TorchDispatchMode):
         self.seen: Counter[tuple[bool, bool]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__.split(".")[0].removesuffix("_backward") in PRODUCTS:
+        product = func.__name__.split(".")[0].removesuffix("_backward") in PRODUCTS
+        if product and not args[0].is_meta:  # tensors without numbers are asked for their shapes
             self.seen[switches()] += 1
         return func(*args, **(kwargs or {}))
 
