@@ -13,8 +13,10 @@ import torch
 
 from citrus.certify import CertifySettings, GroupResult, certify
 from citrus.certify.cascade import BlockProof
+from citrus.certify.verifiers import pick
 from citrus.data import as_float, load
 from citrus.files import load_tensors, write_json
+from citrus.networks import graph
 from citrus.training.config import from_dict
 from citrus.training.folder import RunFolder, environment
 from citrus.training.run import load_network, pick_device
@@ -50,11 +52,13 @@ def certification(path: str, options: argparse.Namespace, device: torch.device) 
             flush=True,
         )
 
-    found = certify(load_network(file).to(device), x, y, config.eps, settings, on_block)
+    plain = graph(load_network(file).to(device), tuple(x.shape[1:]))
+    found = certify(plain, x, y, config.eps, settings, on_block)
     result = {
         "run": place.name if place.is_dir() else file.stem,
         "group_size": options.group_size,
         "budget": options.budget,
+        "intermediate": pick(settings.verifier, settings.intermediate, plain).linear.intermediate,
         "images": len(x),
         "seconds": time.perf_counter() - started,
         "stages": found.stage_seconds,

@@ -26,7 +26,8 @@ SETTINGS = {
 DRAWN = "cifar10-8-255"
 DRAWN_IMAGES = 1000  # a figure shows what was proved of the same images for every network
 AXES = ("clean accuracy, percent (first 1,000; published: 10,000)", "survive every shared perturbation, percent")
-HEADS = ("method", "tau/eps", "epochs", "minutes", "clean", "single", "N", "images", "clean", "certified", "attacked")
+TRAINED = ("method", "tau/eps", "epochs", "minutes", "clean", "single")
+HEADS = (*TRAINED, "N", "boxes", "images", "clean", "certified", "attacked")
 
 
 def trained(setting: str) -> dict[str, Row]:
@@ -84,12 +85,13 @@ def table(setting: str, runs: dict[str, Row], found: list[Row]) -> str:
         cells = [
             *(method_of(r), f"{tau:g}" if tau else ""),
             *(" + ".join(map(text, stages)) for text in (epochs_of, minutes_of)),
-            *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"]), f"{c['images']:,}"),
+            *(f"{r['clean']:.2f}", f"{r['single']:.2f}", str(c["group_size"])),
+            *(c.get("intermediate", "interval"), f"{c['images']:,}"),
             *(f"{c['correct']:.2f}", f"{c['certified']:.2f}", f"{c['attacked']:.2f}"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     for method, (clean, proved) in published_points(setting).items():
-        lines.append(f"| {method}, published | | | | {clean:.2f} | | 5 | 10,000 | | {proved:.2f} | |")
+        lines.append(f"| {method}, published | | | | {clean:.2f} | | 5 | | 10,000 | | {proved:.2f} | |")
     return "\n".join(lines)
 
 
@@ -126,7 +128,9 @@ def main() -> None:
     print(
         f"\nTrained on {' or '.join(sorted(trainers))}, one seed each; certified on {' or '.join(sorted(verifiers))}."
     )
-    print("(of n): so many runs shared the GPU, at least for a time.")
+    print(
+        "(of n): so many runs shared the GPU, at least for a time. Boxes: those of the inner layers (docs/choosing.md)."
+    )
 
 
 if __name__ == "__main__":

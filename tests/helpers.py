@@ -332,4 +332,4 @@ DEEP = (
 
 
 def case_named(name: str) -> Case:
-    return next(case for case in ZOO if case.name == name)
+    return next(case for case in (*ZOO, *DEEP) if case.name == name)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
-from helpers import CLASSES, Case, folded, images
+from helpers import CLASSES, Case, case_named, folded, images
 from proved import CONV, MLP, RESIDUAL, certify, failures
 from torch import Tensor
 
@@ -36,6 +37,17 @@ def test_what_the_search_proves_is_confirmed(
     assert (report.groups, report.confirmed, report.images) == (2, 2, 16)
     assert report.proofs == report.holding == sum(len(group.proofs) for group in groups) > 0
     assert report.certified == sum(group.survivors for group in groups)
+
+
+def test_proofs_hold_on_the_boxes_they_were_made_with_and_not_on_wider_ones(tmp_path: Path) -> None:
+    plain, hows = folded(case_named("deep groups")), get_args(Intermediate)
+    groups: dict[Intermediate, GroupCertificate] = {how: certify(plain, 0.05, how) for how in hows}
+    assert hows == ("interval", "early", "crown")
+    assert groups["interval"].survivors < groups["early"].survivors < groups["crown"].survivors
+    for k, made in enumerate(hows):
+        for j, named in enumerate(hows):
+            (written,) = write_certificate(tmp_path / made / named, plain, 0.05, named, [groups[made]])
+            assert (written.lost == ()) == (j >= k)
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
@@ -145,6 +157,7 @@ MUTATIONS: dict[str, tuple[Callable[[Certificate], Certificate], str]] = {
     "parts overlap": (in_group(parts=lambda g: (tuple(range(8)), (0,))), "do not imply"),
     "image twice": (in_group(index=lambda g: g.index * 0), "counted before"),
     "another method": (lambda c: replace(c, intermediate="guess"), "Intermediate"),  # type: ignore[arg-type]
+    "no name of a method": (lambda c: replace(c, intermediate=["crown"]), "Intermediate"),  # type: ignore[arg-type]
 }
 
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from citrus.bounds import LinearSettings, crown, interval, lower_planes, margin_rows, wrong_labels
 from citrus.certify import enclosure
 from citrus.certify.enclosure import Enclosure
-from citrus.certify.float64 import Lines, Network
+from citrus.certify.float64 import Lines, Network, cut, transposed, transposed_window
 from citrus.certify.proofs import Evaluator, PlaneSource, Proof, Value
-from citrus.networks import Graph, graph
+from citrus.networks import Graph, Normalize, graph
+from citrus.networks.operations import Conv, Scale
 
 EPS = 0.05
 
@@ -59,12 +60,52 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(
             torch.testing.assert_close(boxes.interval_margins(int(y[i]), wrong[i]), by_interval[i], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_over_windows_are_carried_back_like_rows_over_whole_maps(seed: int) -> None:
+    """Any kernel, stride, padding, dilation and group, also where a window sees nothing but padding."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def pair(low: int, high: int) -> tuple[int, int]:
+        height, width = torch.randint(low, high + 1, (2,), generator=draw).tolist()
+        return height, width
+
+    groups, kernel, stride, padding, dilation = 1 + seed % 2, pair(1, 3), pair(1, 3), pair(0, 3), pair(1, 2)
+    shape = (2 * groups, *pair(4, 8))
+    weight = torch.randn(3 * groups, 2, *kernel, generator=draw, dtype=torch.float64)
+    factors = torch.randn(shape, generator=draw, dtype=torch.float64)
+    conv = Conv(weight, torch.zeros(3 * groups, dtype=torch.float64), stride, padding, dilation, groups)
+    convolved = tuple(conv(torch.zeros(1, *shape).double()).shape[1:])
+    for op, (channels, height, width) in ((conv, convolved), (Scale(factors, factors), shape)):
+        top, left = (int(torch.randint(0, n, (), generator=draw)) for n in (height, width))
+        rows = torch.randn(5, channels, min(2, height - top), min(2, width - left), generator=draw)
+        whole = torch.zeros(5, channels, height, width, dtype=torch.float64)
+        cut(whole, (top, left), rows).copy_(rows)
+        values, corner = transposed_window(op, rows.double(), (top, left), shape)
+        placed = torch.zeros(5, *shape, dtype=torch.float64)
+        cut(placed, corner, values).copy_(values)
+        torch.testing.assert_close(placed, transposed(op, whole, shape), rtol=0, atol=1e-12)
+        assert min(values.shape) > 0
+
+
+def test_layers_without_convolutions_before_a_relu_are_no_obstacle() -> None:
+    layers = Normalize((0.5, 0.4), (0.2, 0.3)), nn.ReLU(), nn.BatchNorm2d(2)
+    layers[2].bias.data.fill_(-0.3)
+    tail = nn.ReLU(), nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, CLASSES)
+    plain = graph(nn.Sequential(*layers, *tail).eval().requires_grad_(False), SHAPE).map(Tensor.double)
+    x = images(1, torch.float64)
+    boxes = Enclosure(Network(plain), x[0], EPS, refined=99)
+    found = crown(plain, x, EPS, margin_rows(torch.zeros(1, dtype=torch.long), CLASSES, x.dtype)).pre_activations
+    for k, box in zip(boxes.network.relus, found, strict=True):
+        torch.testing.assert_close(boxes.upper[boxes.network.nodes[k].inputs[0]], box.upper[0], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("side", [1, 2, 3, 6])
 @pytest.mark.parametrize("case", DEEP, ids=str)
 def test_tiles_give_the_boxes_of_whole_maps(case: Case, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = Network(double(case)), images(1, torch.float64)[0]
     monkeypatch.setattr(enclosure, "TILE", side)
     tiled = Enclosure(network, x, EPS, refined=99)
+    assert any(tiled._reach(network.nodes[k].inputs[0]) for k in network.relus[1:])
     monkeypatch.setattr(Enclosure, "_reach", lambda self, value: None)
     whole = Enclosure(network, x, EPS, refined=99)
     plain = Enclosure(network, x, EPS, refined=0)

@@ -1,6 +1,5 @@
 """TF32 is off while anything is proved, and as it was afterwards."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,35 +52,41 @@ def test_tf32_that_cannot_be_switched_off_is_refused_with_what_to_do() -> None:
         graph(network, (1, 12, 12))
 
 
-PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
-SHAPE = (3, 8, 8)
+PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
+SHAPE, EPS = (3, 8, 8), 0.03
 
 
 class Products(TorchDispatchMode):
-    """Notes the switches at every product of tensors, whoever computes it."""
+    """Notes every product of tensors, whoever computes it, and whether it was in float32."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[tuple[bool, bool]] = Counter()
+        self.seen: set[tuple[str, bool]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        product = func.__name__.split(".")[0].removesuffix("_backward") in PRODUCTS
-        if product and not args[0].is_meta:  # tensors without numbers are asked for their shapes
-            self.seen[switches()] += 1
+        name = func.__name__.split(".")[0].rstrip("_")
+        if name in PRODUCTS and not args[0].is_meta:  # tensors without numbers are asked for their shapes
+            self.seen.add((name, switches() == (False, False)))
         return func(*args, **(kwargs or {}))
 
 
 def with_products_everywhere() -> nn.Sequential:
     """Normalisation before a padded layer and before a linear one, where folding computes products, too."""
+    torch.manual_seed(0)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     features = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(256)
     return nn.Sequential(Normalize(mean, std), *features, nn.Linear(256, 9), nn.ReLU(), nn.Linear(9, 3)).eval()
 
 
+def whole_cascade(network: nn.Module, images: Tensor, labels: Tensor) -> None:
+    stages = certify(network, images, labels, EPS, CertifySettings(group_size=4, budget=0.2)).stage_seconds
+    assert set(stages) == {"interval", "crown", "alpha", "attack", "search", "joint"}
+
+
 TESTS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
     "graph": lambda network, images, labels: graph(network, SHAPE),
-    "certify": lambda network, images, labels: certify(network, images, labels, 0.01, CertifySettings(group_size=2)),
-    "evaluate": lambda network, images, labels: evaluation.evaluate(network, images, labels, 0.01, group_size=2),
+    "certify": whole_cascade,
+    "evaluate": lambda network, images, labels: evaluation.evaluate(network, images, labels, EPS, group_size=4),
     "clean_accuracy": evaluation.clean_accuracy,
 }
 
@@ -90,8 +95,12 @@ TESTS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
 def test_every_product_behind_a_proof_is_in_float32(name: str) -> None:
     """In folding, too: what is proved is proved of the folded network. And an attack in TF32 could seem to break what
     is proved in float32, by a margin smaller than the rounding."""
-    images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    network = with_products_everywhere()
+    images = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
+    labels = network(images).argmax(1)
     with tf32(True), Products() as products:
-        TESTS[name](with_products_everywhere(), images, torch.tensor([0, 1, 2, 0]))
+        TESTS[name](network, images, labels)
         assert switches() == (True, True)
-    assert set(products.seen) == {(False, False)}
+    seen = {product for product, _ in products.seen}
+    assert products.seen == {(product, True) for product in seen} != set()
+    assert ("convolution_backward" in seen) == (name in ("certify", "evaluate"))  # attacks and slopes

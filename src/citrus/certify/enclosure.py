@@ -149,7 +149,7 @@ class Enclosure:
                 most = max(most, columns_of(node.op, (0, height, width)))
                 size, map_size = node.op.reach((height, width)), self.network.shapes[value][1:]
                 height, width = (min(a, b) for a, b in zip(size, map_size, strict=True))
-        return most
+        return most or None
 
     def _one_neuron_each(self, value: int, which: Tensor) -> tuple[int, Tensor, Tensor]:
         """Neurons of a value as rows over what the layer before it reads, which is exact, or else over the value."""

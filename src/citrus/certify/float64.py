@@ -70,9 +70,7 @@ def product(op: Affine, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def transposed(op: Affine, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     """P W for rows P (n, ...), as (n, *shape)."""
     if isinstance(op, Conv):
-        weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
-        columns = weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
-        return fold_columns(op, columns, shape)
+        return fold_columns(op, _columns(op, rows), shape)
     if isinstance(op, Linear):
         rows = rows @ op.weight
     elif isinstance(op, Scale):
@@ -85,15 +83,19 @@ def transposed_window(op: Conv | Scale, rows: Tensor, corner: Corner, shape: tup
     if isinstance(op, Scale):
         return rows * cut(op.weight.expand(shape), corner, rows), corner
     reach = op.reach((rows.shape[2], rows.shape[3]))
-    weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
-    columns = weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
-    values = F.fold(columns.flatten(1, 2), reach, op.weight.shape[2:], op.dilation, 0, op.stride)
+    values = F.fold(_columns(op, rows).flatten(1, 2), reach, op.weight.shape[2:], op.dilation, 0, op.stride)
     first = [s * c - p for s, c, p in zip(op.stride, corner, op.padding, strict=True)]
     inside = [(max(0, -f), min(n, most - f)) for f, n, most in zip(first, reach, shape[1:], strict=True)]
     if any(end <= start for start, end in inside):  # nothing but padding: nothing is read
         return rows.new_zeros(len(rows), shape[0], 1, 1), (0, 0)
     (top, bottom), (left, right) = inside
     return values[..., top:bottom, left:right], (first[0] + top, first[1] + left)
+
+
+def _columns(op: Conv, rows: Tensor) -> Tensor:
+    """Rows over a convolution's result as rows over its unfolded argument: (n, group, channel x kernel, pixel)."""
+    weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
+    return weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
 
 
 def cut(whole: Tensor, corner: Corner | None, rows: Tensor) -> Tensor:

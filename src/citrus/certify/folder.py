@@ -36,9 +36,11 @@ def certify_into(
 ) -> Certification:
     """Certify, keeping rows (and certificates that name the network) in `out`; what is there already is not redone."""
     images, labels = data
-    pick(settings.verifier, settings.intermediate, plain)  # refuses what it does not know before a file is written
+    # refuses what it does not know before a file is written
+    intermediate = pick(settings.verifier, settings.intermediate, plain).linear.intermediate
     asked = {"network": fingerprint(plain), "eps": eps, "images": len(images), "data": _digest(images, labels)}
     asked |= {name: value for name, value in asdict(settings).items() if name != "block"}  # changes no result
+    asked |= {"intermediate": intermediate}  # what auto stands for
     rows = RowFile(row_path(out, eps, settings), asked)
     known = settings.grouping != "adaptive"
     total = len(groups_of(plain, images, labels, eps, settings)) if known else len(images)
@@ -50,7 +52,6 @@ def certify_into(
     def on_block(block: BlockProof) -> None:
         lowered = {}
         if certificates is not None:
-            intermediate = pick(settings.verifier, settings.intermediate, plain).linear.intermediate
             groups = evidence(block, eps)
             written = write_certificate(folder, plain, eps, intermediate, groups, certificates)
             lowered = {g.number: w.survivors for g, w in zip(groups, written, strict=True)}

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -122,12 +122,12 @@ class Evaluator:
     ) -> None:
         if tuple(images.shape[1:]) != network.shapes[0]:
             raise CitrusError(f"The network takes images of shape {network.shapes[0]}, got {tuple(images.shape[1:])}.")
-        refined = {"interval": 0, "early": 2, "crown": len(network.relus)}
-        if intermediate not in refined:
+        if intermediate not in get_args(Intermediate):
             raise CitrusError(f"Intermediate boxes are made by crown, early or interval, got {intermediate!r}.")
         if not 0 <= eps < float("inf"):  # below zero the formula of the dual would prove anything
             raise CitrusError(f"eps must be a finite number >= 0, got {eps}.")
-        self.network, self.images, self.eps, self.refined = network, images, eps, refined[intermediate]
+        self.network, self.images, self.eps = network, images, eps
+        self.refined = {"interval": 0, "early": 2, "crown": len(network.relus)}[intermediate]
         self.labels: list[int] = labels.tolist()
         self.classes = network.shapes[-1][0]
         if len(self.labels) != len(images) or any(not 0 <= y < self.classes for y in self.labels):

@@ -38,7 +38,7 @@ class CertifyFlags:
     verifier: str = "citrus"
     """citrus (strongest), racoon or zeng (the published systems)."""
     intermediate: Intermediate = "auto"
-    """Boxes of the inner layers: crown, interval (large networks) or auto."""
+    """Boxes of the inner layers: crown, early (by crown in the first two ReLU layers only), interval or auto."""
     budget: str = "10s"
     """Time per group for search and refinement, such as 10s or 2m."""
     images: int | None = None
