@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -233,14 +234,16 @@ def test_bounds_are_unknown_where_numbers_overflow() -> None:
     assert float(least_where(rows, 2 * one, zero, 0.1)) == pytest.approx(1.9)
 
 
-def test_the_cascade_writes_what_it_proves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("intermediate", ["crown", "early"])
+def test_the_cascade_writes_what_it_proves(intermediate: Literal["crown", "early"], tmp_path: Path) -> None:
     plain = folded(DEEP)
     instance = small(count=24, eps=0.045)
     blocks: list[BlockProof] = []
-    result = certify(plain, instance.images, instance.labels, 0.045, CertifySettings(4), on_block=blocks.append)
+    settings = CertifySettings(4, intermediate=intermediate)
+    result = certify(plain, instance.images, instance.labels, 0.045, settings, on_block=blocks.append)
     groups = [group for block in blocks for group in evidence(block, 0.045)]
     assert any(proof.rounds for group in groups for proof in group.proofs)
-    files = write_certificate(tmp_path, plain, 0.045, "crown", groups)
+    files = write_certificate(tmp_path, plain, 0.045, intermediate, groups)
     assert not any(file.lost for file in files)
     report = check(tmp_path, plain)
     assert not report.failures
