@@ -1,7 +1,7 @@
 """The checker's arithmetic against samples, against the bounds it does not share code with, and against fractions."""
 
 from fractions import Fraction
-from typing import Literal
+from typing import get_args
 
 import pytest
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from citrus.bounds import LinearSettings, crown, interval, lower_planes, margin_rows, wrong_labels
 from citrus.certify import enclosure
 from citrus.certify.enclosure import Enclosure
-from citrus.certify.float64 import Lines, Network, cut, transposed, transposed_window
-from citrus.certify.proofs import Evaluator, PlaneSource, Proof, Value
+from citrus.certify.float64 import Lines, Network, transposed, transposed_window
+from citrus.certify.proofs import Evaluator, Intermediate, PlaneSource, Proof, Value
 from citrus.networks import Graph, Normalize, graph
-from citrus.networks.operations import Conv, Scale
+from citrus.networks.operations import Conv, Scale, window
 
 EPS = 0.05
 
@@ -23,11 +23,9 @@ def double(case: Case) -> Graph:
     return folded(case).map(Tensor.double)
 
 
-@pytest.mark.parametrize("intermediate", ["interval", "early", "crown"])
+@pytest.mark.parametrize("intermediate", get_args(Intermediate))
 @pytest.mark.parametrize("case", [*ZOO, *DEEP], ids=str)
-def test_boxes_and_planes_equal_the_bounds_in_double_precision(
-    case: Case, intermediate: Literal["interval", "early", "crown"]
-) -> None:
+def test_boxes_and_planes_equal_the_bounds_in_double_precision(case: Case, intermediate: Intermediate) -> None:
     plain = double(case)
     x = images(2, torch.float64)
     y = plain(x).argmax(1)
@@ -40,7 +38,7 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(
     slopes = [torch.rand_like(box.centre) for box in bounds.pre_activations]
     free = lower_planes(plain, x, spec, bounds.pre_activations, slopes)
     for i in range(2):
-        boxes = Enclosure(network, x[i], EPS, {"interval": 0, "early": 2, "crown": 99}[intermediate])
+        boxes = Enclosure(network, x[i], EPS, Evaluator(network, x, y, EPS, intermediate).refined)
         for k, box in zip(network.relus, bounds.pre_activations, strict=True):
             value = network.nodes[k].inputs[0]
             torch.testing.assert_close(boxes.lower[value], box.lower[i], rtol=0, atol=1e-9)
@@ -79,10 +77,10 @@ def test_rows_over_windows_are_carried_back_like_rows_over_whole_maps(seed: int)
         top, left = (int(torch.randint(0, n, (), generator=draw)) for n in (height, width))
         rows = torch.randn(5, channels, min(2, height - top), min(2, width - left), generator=draw)
         whole = torch.zeros(5, channels, height, width, dtype=torch.float64)
-        cut(whole, (top, left), rows).copy_(rows)
+        window(whole, (top, left), rows).copy_(rows)
         values, corner = transposed_window(op, rows.double(), (top, left), shape)
         placed = torch.zeros(5, *shape, dtype=torch.float64)
-        cut(placed, corner, values).copy_(values)
+        window(placed, corner, values).copy_(values)
         torch.testing.assert_close(placed, transposed(op, whole, shape), rtol=0, atol=1e-12)
         assert min(values.shape) > 0
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from citrus.certify.enclosure import Enclosure
 from citrus.certify.evidence import evidence
 from citrus.certify.float64 import Network, Rows
 from citrus.certify.joint import Instance, JointResult, JointSettings, refine_subsets
-from citrus.certify.proofs import Evaluator, GroupCertificate, PlaneSource, Proof, Round
+from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, Round
 from citrus.networks.operations import Linear
 
 EPS = {"deep": 0.1, "residual pre-activation": 0.06}
@@ -235,7 +234,7 @@ def test_bounds_are_unknown_where_numbers_overflow() -> None:
 
 
 @pytest.mark.parametrize("intermediate", ["crown", "early"])
-def test_the_cascade_writes_what_it_proves(intermediate: Literal["crown", "early"], tmp_path: Path) -> None:
+def test_the_cascade_writes_what_it_proves(intermediate: Intermediate, tmp_path: Path) -> None:
     plain = folded(DEEP)
     instance = small(count=24, eps=0.045)
     blocks: list[BlockProof] = []

@@ -1,7 +1,5 @@
 """Linear bounds by sampling, by their contract on every layer, and in all the ways they may be cut into chunks."""
 
-from typing import Literal
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from citrus.bounds import Box, LinearSettings, crown, interval, lower_planes, margin_rows
 from citrus.bounds.chunks import Budget, in_chunks
+from citrus.bounds.linear import InnerBoxes
 from citrus.bounds.substitution import points, relu_places
 from citrus.errors import CitrusError
 from citrus.networks import graph
@@ -36,7 +35,7 @@ SOUND = [(case, "crown") for case in CASES] + [
 
 
 @pytest.mark.parametrize(("case", "intermediate"), SOUND, ids=str)
-def test_sound_on_sampled_points(case: Case, intermediate: Literal["crown", "early", "interval"]) -> None:
+def test_sound_on_sampled_points(case: Case, intermediate: InnerBoxes) -> None:
     """10,000 points, half of them corners: rows, inner boxes and planes hold."""
     net, centre, spec = network(case), images(2), rows_of(2)
     bounds = crown(net, centre, EPS, spec, LinearSettings(intermediate, planes=True))

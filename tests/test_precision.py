@@ -1,6 +1,7 @@
 """TF32 is off while anything is proved, and as it was afterwards."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from citrus.bounds import alpha, crown, interval, margin_rows
 from citrus.certify import CertifySettings, certify
 from citrus.errors import CitrusError
 from citrus.networks import Normalize, build, graph
@@ -89,6 +91,27 @@ TESTS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
     "evaluate": lambda network, images, labels: evaluation.evaluate(network, images, labels, EPS, group_size=4),
     "clean_accuracy": evaluation.clean_accuracy,
 }
+
+
+BOUNDS: dict[str, Callable[..., Any]] = {"interval": interval, "crown": crown, "alpha": alpha}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["by hand", "while training"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bound_is_in_float32_unless_a_training_step_asks_for_it(name: str, training: bool) -> None:
+    """Torch's own switches, on for convolutions from the start, do not reach a bound: somebody may call it a proof."""
+    plain = graph(with_products_everywhere(), SHAPE).map(Tensor.detach)
+    images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    spec = margin_rows(plain(images).argmax(1), 3)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert switches() == (True, True)
+        with tf32(True) if training else nullcontext(), Products() as products:
+            BOUNDS[name](plain, images, EPS, spec)
+        assert switches() == (True, True)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert {exact for _, exact in products.seen} == {not training}
 
 
 @pytest.mark.parametrize("name", TESTS)

@@ -20,6 +20,7 @@ from citrus.bounds.slopes import SlopeAscent, Task, ascend_slopes
 from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower_planes
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
+from citrus.networks.precision import exact
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class _Pairs:
     live: Tensor
 
 
+@exact
 def alpha(
     graph: Graph,
     centre: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from citrus.errors import CitrusError
 from citrus.networks.compiled import compilable
 from citrus.networks.operations import Add, Graph, Linear, Operation, Relu
+from citrus.networks.precision import exact
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Bounds:
     pre_activations: tuple[Box, ...]
 
 
+@exact
 def interval(
     graph: Graph,
     centre: Tensor,

@@ -29,6 +29,7 @@ from citrus.bounds.substitution import (
 )
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph, Linear, Relu
+from citrus.networks.precision import exact
 
 InnerBoxes = Literal["crown", "early", "interval"]
 
@@ -65,6 +66,7 @@ class LinearBounds(Bounds):
     lower_planes: Planes | None = None
 
 
+@exact
 def crown(
     graph: Graph,
     centre: Tensor,

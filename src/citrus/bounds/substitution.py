@@ -17,6 +17,7 @@ from torch import Tensor
 from citrus.bounds.interval import Box
 from citrus.errors import CitrusError
 from citrus.networks.operations import Add, Conv, Corner, Graph, Node, Relu, window
+from citrus.networks.precision import exact
 
 Slopes = Sequence[Tensor]
 """One tensor per ReLU: (batch, *neurons), shared by all rows of an image, or (batch, rows, *neurons)."""
@@ -68,6 +69,7 @@ def adaptive_slopes(box: Box) -> Tensor:
     return (box.upper > -box.lower).to(box.centre.dtype)
 
 
+@exact
 def lower_planes(
     graph: Graph, centre: Tensor, spec: Tensor | None, boxes: Sequence[Box], slopes: Slopes | None = None
 ) -> Planes:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.networks.operations import Affine, Conv, Corner, Flatten, Graph, Linear, Relu, Scale
+from citrus.networks.operations import Affine, Conv, Corner, Flatten, Graph, Linear, Relu, Scale, window
 
 UNIT = 2.0**-53
 TINY = 1e-300  # more than the underflow of 10^7 products even where subnormal numbers are flushed to zero
@@ -81,7 +81,7 @@ def transposed(op: Affine, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 def transposed_window(op: Conv | Scale, rows: Tensor, corner: Corner, shape: tuple[int, ...]) -> tuple[Tensor, Corner]:
     """P W for rows P that are zero outside of a window of a map, as rows over the window that they reach."""
     if isinstance(op, Scale):
-        return rows * cut(op.weight.expand(shape), corner, rows), corner
+        return rows * window(op.weight, corner, rows), corner
     reach = op.reach((rows.shape[2], rows.shape[3]))
     values = F.fold(_columns(op, rows).flatten(1, 2), reach, op.weight.shape[2:], op.dilation, 0, op.stride)
     first = [s * c - p for s, c, p in zip(op.stride, corner, op.padding, strict=True)]
@@ -96,14 +96,6 @@ def _columns(op: Conv, rows: Tensor) -> Tensor:
     """Rows over a convolution's result as rows over its unfolded argument: (n, group, channel x kernel, pixel)."""
     weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
     return weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
-
-
-def cut(whole: Tensor, corner: Corner | None, rows: Tensor) -> Tensor:
-    """Of something over a map what lies in the window of some rows; all of it where they have none."""
-    if corner is None:
-        return whole
-    (top, left), (height, width) = corner, rows.shape[-2:]
-    return whole[..., top : top + height, left : left + width]
 
 
 def fold_columns(op: Conv, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -147,7 +139,7 @@ class Rows:
 
     def part(self, whole: Tensor) -> Tensor:
         """What of something over the same value the rows see."""
-        return cut(whole, self.corner, self.values)
+        return whole if self.corner is None else window(whole, self.corner, self.values)
 
 
 @dataclass(frozen=True)

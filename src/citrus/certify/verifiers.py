@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from citrus.bounds import AlphaSettings, LinearSettings
+from citrus.bounds.linear import InnerBoxes
 from citrus.certify.joint import JointSettings
 from citrus.certify.rounds import STRONGEST, RoundSettings
 from citrus.errors import CitrusError, suggest
@@ -48,7 +49,7 @@ VERIFIERS: dict[str, Verifier] = {
 }
 
 
-Intermediate = Literal["auto", "crown", "early", "interval"]
+Intermediate = Literal["auto", InnerBoxes]
 MANY_NEURONS = 20_000  # CROWN for every inner layer costs a row per undecided neuron: ConvSmall has 5,000, CNN7 230,000
 
 

@@ -1,11 +1,17 @@
 """Bounds are computed in true float32: TF32 keeps 10 bits of a product, which is enough to train and not to prove."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from citrus.errors import CitrusError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_asked = [False]  # by the innermost `tf32`; of the whole process, as torch's switches are: backward has its own threads
 
 
 @contextmanager
@@ -19,12 +25,25 @@ def tf32(on: bool) -> Iterator[None]:
             "torch.set_float32_matmul_precision or allow_tf32 instead."
         ) from error
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = on
+    _asked.append(on)
     try:
         yield
     finally:
+        _asked.pop()
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
 
 
 def true_float32() -> AbstractContextManager[None]:
     """What every proof is computed in."""
     return tf32(False)
+
+
+def exact(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a bound: it is in true float32, whatever torch's switches say, except within `tf32(True)`, in training."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with tf32(_asked[-1]):
+            return function(*args, **kwargs)
+
+    return call
