@@ -1,0 +1,175 @@
+"""The command line: what people type, what they see, and what they are told when it is wrong."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.synthetic import blobs
+
+from citrus.certify.result import Certification, GroupResult, Verdict
+from citrus.cli import main
+from citrus.commands.results import evaluation_table
+from citrus.training import Evaluation
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_import_takes_three_packages_only() -> None:
+    code = (
+        "import sys, citrus; citrus.train; citrus.interval; citrus.recipe; citrus.evaluate; citrus.load_data\n"
+        "print([m for m in ('tyro', 'rich', 'matplotlib', 'onnx', 'highspy', 'PIL', 'mlxtend') if m in sys.modules])"
+    )
+    assert python(code) == "[]"
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys; from citrus.cli import main; main(['--help']); print({'torch', 'numpy'} & set(sys.modules))"
+    assert python(code).splitlines()[-1] == "set()"
+
+
+def test_the_package_is_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "citrus", "no-such-command"], capture_output=True, text=True)
+    assert shown.returncode == 1
+    assert "no-such-command" in shown.stderr
+
+
+def test_public_names_exist() -> None:
+    import citrus
+
+    for name in citrus.__all__:
+        assert getattr(citrus, name) is not None
+    with pytest.raises(AttributeError):
+        citrus.nothing  # noqa: B018
+
+
+def test_of_two_attacks_on_the_same_groups_the_table_shows_the_stronger() -> None:
+    evaluation = Evaluation(0.1, False, 10, 100.0, 50.0, 10, 90.0, 90.0, 5, 40, 4, 1.0)
+    row = GroupResult(0, tuple(range(10)), 10, 6, 7, Verdict.TIMEOUT)
+    certified = Certification((row,), 10, 0.1, 10, "dataset", "citrus", {})
+    assert certified.attacked == 70
+    assert "attacked by universal perturbations 90.00" in " ".join(evaluation_table(evaluation).split())
+    shown = " ".join(evaluation_table(evaluation, certified).split())
+    assert "certified against universal perturbations 60.00" in shown
+    assert "attacked by universal perturbations 70.00" in shown
+    clipped = " ".join(evaluation_table(replace(evaluation, clip=True), certified).split())
+    assert "attacked by universal perturbations 90.00" in clipped, "the verifier's attack left [0, 1]"
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """A user's own data as one file."""
+    train, test = blobs(60, 1), blobs(20, 3)
+    path = tmp_path / "blobs.npz"
+    parts = {"train": train, "test": test}
+    images = {f"{name}_images": part.images.numpy() for name, part in parts.items()}
+    np.savez(path, **images, **{f"{name}_labels": part.labels.numpy() for name, part in parts.items()})
+    return path
+
+
+FEW = {"epochs": 2, "ramp-epochs": 1, "milestones": 1, "batch-size": 10, "validation": 0, "test-images": 10}
+SHORT = ["--network", "mlp", *(word for name, value in FEW.items() for word in (f"--{name}", str(value)))]
+
+
+def test_train_attack_resume(
+    arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "--data", str(arrays), *SHORT, "--eps", "4/255"]) == 0
+    shown = capsys.readouterr()
+    assert "clean accuracy" in shown.out
+    assert "attacked by universal perturbations" in shown.out
+    assert "eps 4/255" in shown.out
+    assert "next        citrus certify runs/quickstart --group-size 20 --certificates" in shown.out
+    assert "ETA" in shown.err
+    run = Path("runs/quickstart")
+    assert (run / "uap" / "4-255.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((run / "config.json").read_text())
+    assert written["eps"] == 4 / 255
+    assert {"torch", "cpu", "git"} <= json.loads((run / "env.json").read_text()).keys()
+    assert main(["attack", str(run), "--eps", "0.2", "--images", "10"]) == 0
+    assert "perturbations  runs/quickstart/uap/0.2.safetensors" in capsys.readouterr().out
+    assert main(["train", "--resume", "--out", str(run)]) == 0
+    assert main(["train", "quickstart", "--data", str(arrays), *SHORT]) == 0  # a second run takes the next free name
+    assert Path("runs/quickstart-2").is_dir()
+    assert main(["train", "--config", str(run), "--out", "again", "--seed", "5"]) == 0
+    assert json.loads(Path("again/config.json").read_text()) == {**written, "seed": 5}
+
+
+def test_dry_run_keeps_nothing(
+    arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "--data", str(arrays), *SHORT, "--dry-run"]) == 0
+    assert "nothing was kept" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["blobs.npz"]
+
+
+def test_print_config_and_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mnist-0.1-citrus", "--print-config", "--method.attack.steps=7"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"]["attack"]["steps"] == 7
+    assert main(["train", "--list"]) == 0
+    assert "cifar10-8-255-citrus" in capsys.readouterr().out
+    assert main(["train", "quickstart", "--help"]) == 0
+    assert "--method.tau-ratio" in capsys.readouterr().out
+    assert main(["data", "list"]) == 0
+    assert "tinyimagenet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "did you mean 'train'?"),
+        (["train"], "citrus train quickstart"),
+        (["train", "quickstrat"], "did you mean 'quickstart'?"),
+        (["train", "quickstart", "--epz", "1"], "did you mean '--eps'?"),
+        (["train", "quickstart", "--eps", "abc"], "8/255"),
+        (["train", "quickstart", "--eps", "-0.1"], "must lie in [0, 1]"),
+        (["train", "quickstart", "--eps", "1/0"], "8/255"),
+        (["train", "quickstart", "--eps"], "needs a value"),
+        (["train", "quickstart", "--method.tau-ratio", "1.5"], "between 0 and eps"),
+        (["train", "quickstart", "--method.group-size", "200"], "larger than batch_size"),
+        (["train", "quickstart", "--method.group-size", "7"], "no multiple of group_size"),
+        (["train", "quickstart", "--epochs", "2.5"], "whole number"),
+        (["train", "quickstart", "--clip", "maybe"], "true or false"),
+        (["train", "quickstart", "--network", "resnet"], "Unknown network"),
+        (["train", "quickstart", "--data", "imagenet"], "imagenet"),
+        (["train", "quickstart", "--data", "nowhere.npz"], "nowhere.npz"),
+        (["train", "quickstart", "--config", "x"], "not both"),
+        (["train", "--config", "missing.json"], "Cannot read"),
+        (["train", "--resume", "--out", "missing"], "Cannot read"),
+        (["train", "quickstart", "--resume"], "--resume needs --out"),
+        (["attack"], "RUN_FOLDER"),
+        (["attack", "missing"], "missing"),
+        (["data"], "list"),
+        (["data", "info"], "needs the name"),
+        (["data", "info", "mnits"], "mnist"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ValueError, match="Unknown recipe"):
+        main(["train", "quickstrat", "--debug"])
+
+
+def test_an_unwritable_folder_is_one_sentence(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    words = ["train", "quickstart", "--data", str(arrays), *SHORT, "--out", str(tmp_path / "file" / "run")]
+    assert main(words) == 1
+    assert "Cannot write" in capsys.readouterr().err

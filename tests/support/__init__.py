@@ -1,0 +1,1 @@
+"""What tests share: small networks and data sets, references written a second time, a browser, and the documents."""

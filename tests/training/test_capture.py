@@ -1,0 +1,132 @@
+"""Steps that never wait for the device: recording, glances, memory that runs out, and compiled kernels."""
+
+import shutil
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support.synthetic import config, splits
+
+from citrus.errors import CitrusError
+from citrus.methods import IBP, Batch, MethodLoss
+from citrus.training import Trainer
+from citrus.training.capture import WARM_UP, Glance, Recorded
+from citrus.training.schedule import Moment, Phase, moment
+from citrus.training.step import Step
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.network.parameters()])
+
+
+def finished(settings: Any, device: str = "cpu") -> Trainer:
+    trainer = Trainer(settings, splits(), device)
+    for _ in trainer.epochs():
+        pass
+    return trainer
+
+
+def test_without_cuda_a_recorded_function_is_just_called() -> None:
+    seen: list[str] = []
+    recorded = Recorded(seen.append, torch.Generator())
+    for kind in ("a", "b", "a", "a", "a", "a"):
+        recorded(kind)
+    assert seen == ["a", "b", "a", "a", "a", "a"]
+    assert not recorded.recordings
+
+
+@needs_cuda
+def test_recorded_steps_equal_eager_ones() -> None:
+    for name in ("citrus", "ibp", "uat"):
+        eager, recorded = (
+            finished(config(name, epochs=4, record=r, precision="float32"), "cuda") for r in (False, True)
+        )
+        assert recorded.run_step.recordings
+        torch.testing.assert_close(weights(eager), weights(recorded), rtol=1e-3, atol=1e-3)
+
+
+@needs_cuda
+def test_a_kind_is_recorded_after_its_warm_up() -> None:
+    counter = torch.zeros((), device="cuda")
+    recorded = Recorded(lambda kind: counter.add_(1) and None, torch.Generator("cuda"))
+    for _ in range(WARM_UP + 4):
+        recorded("kind")
+    assert counter.item() == WARM_UP + 4
+
+
+def test_a_glance_shows_what_the_device_holds() -> None:
+    source = torch.tensor([1.0, 2.0])
+    glance = Glance(source)
+    source[0] = 5
+    assert glance() == [5.0, 2.0]
+
+
+def test_phases_change_only_where_a_kind_of_step_begins() -> None:
+    settings = config("citrus", epochs=6, warmup_epochs=1, ramp_epochs=2, milestones=())
+    phases = [moment(settings, step, 10).phase for step in range(60)]
+    assert phases[:10] == [Phase(robust=False, regularized=True, ramping=True, stage=0)] * 10
+    assert phases[10:29] == [Phase(robust=True, regularized=True, ramping=True, stage=0)] * 19
+    assert phases[29:] == [Phase(robust=True, regularized=False, ramping=False, stage=0)] * 31
+
+
+def test_what_the_device_reads_is_what_the_schedule_says() -> None:
+    now = Moment(Phase(True, True, True, 0), eps=0.03, ramp=0.5, regularizer=0.25, lr=1e-3)
+    assert Step.numbers(7, now) == (7.0, 0.03, 0.5, 0.25, 1e-3)
+
+
+@dataclass(frozen=True)
+class Hungry(IBP):
+    """Asks for more memory than there is until boxes are bounded in small pieces."""
+
+    limit: int = 4
+    asked: ClassVar[list[int]] = []
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        self.asked.append(batch.max_boxes)
+        if batch.max_boxes > self.limit:
+            raise torch.OutOfMemoryError("pretended")
+        return super().loss(batch)
+
+
+def test_a_step_that_runs_out_of_memory_is_repeated_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hungry.asked.clear()
+    settings = config("ibp", average_from=0)
+    hungry = finished(replace(settings, method=Hungry(limit=4)))
+    assert hungry.inner.max_boxes == 2  # 10, 5, 2
+    assert Hungry.asked[:4] == [Hungry.asked[0], 10, 5, 2]
+    assert set(Hungry.asked[3:]) == {2}
+    torch.testing.assert_close(weights(hungry), weights(finished(settings)), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_that_never_suffices_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(CitrusError, match="batch_size 10: make it smaller"):
+        finished(replace(config("ibp"), method=Hungry(limit=0)))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about itself
+def test_compiled_steps_equal_plain_ones() -> None:
+    """Needs a C++ compiler, which torch.compile uses on a CPU."""
+    if not any(shutil.which(name) for name in ("g++", "clang++")):
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    settings = config("ibp", network="mlp", epochs=1, warmup_epochs=0, ramp_epochs=0, milestones=(), average_from=0)
+    plain, compiled = (finished(replace(settings, compile=c)) for c in (False, True))
+    torch.testing.assert_close(weights(plain), weights(compiled), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+def test_smooth_schedules_end_at_zero_and_peak_at_the_given_rate(schedule: Any) -> None:
+    settings = config("ibp", epochs=10, warmup_epochs=1, ramp_epochs=3, milestones=(), lr=0.01, lr_schedule=schedule)
+    rates = [moment(settings, step, 20).lr for step in range(200)]
+    peak = rates.index(max(rates))
+    assert max(rates) == pytest.approx(0.01, rel=1e-2)
+    assert rates[-1] < 1e-5
+    assert all(a >= b for a, b in pairwise(rates[peak:]))
+    if schedule == "cosine":
+        assert rates[:80] == [0.01] * 80
+    else:
+        assert rates[0] == pytest.approx(0.01 / 40)
+        assert all(a < b for a, b in pairwise(rates[:40]))
