@@ -8,7 +8,6 @@ from support.helpers import CLASSES, SHAPE, ZOO, Case, images
 from torch import Tensor, nn
 
 from citrus.bounds import AlphaBounds, AlphaSettings, LinearSettings, alpha, crown, lower_planes, margin_rows
-from citrus.bounds.substitution import points, relu_places
 from citrus.errors import CitrusError
 from citrus.networks import Graph, graph
 
@@ -47,11 +46,11 @@ def _check_sound(net: Graph, centre: Tensor, spec: Tensor, bounds: AlphaBounds) 
     for image in range(len(centre)):
         delta = torch.rand(2500, *SHAPE, generator=generator) * 2 - 1
         delta = torch.cat([delta, delta.sign()]) * EPS
-        values = points(net, centre[image] + delta)
+        values = net.values(centre[image] + delta)
         rows = values[-1] @ spec[image].T
         assert (rows >= bounds.lower[image] - 1e-5).all()
         assert (rows >= delta.flatten(1) @ planes.a[image].flatten(1).T + planes.b[image] - 1e-4).all()
-        for place, box in zip(relu_places(net), bounds.pre_activations, strict=True):
+        for place, box in zip(net.relu_inputs, bounds.pre_activations, strict=True):
             assert (values[place] >= box.lower[image] - 1e-5).all()
             assert (values[place] <= box.upper[image] + 1e-5).all()
 

@@ -7,9 +7,8 @@ from support.helpers import CLASSES, DEEP, SHAPE, ZOO, Case, images
 from torch import Tensor
 
 from citrus.bounds import Box, LinearSettings, crown, interval, lower_planes, margin_rows
-from citrus.bounds.chunks import Budget, in_chunks
+from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.linear import InnerBoxes
-from citrus.bounds.substitution import points, relu_places
 from citrus.errors import CitrusError
 from citrus.networks import graph
 from citrus.networks.operations import Conv, Graph
@@ -46,12 +45,12 @@ def test_sound_on_sampled_points(case: Case, intermediate: InnerBoxes) -> None:
     for image in range(2):
         delta = torch.rand(2500, *SHAPE, generator=generator) * 2 - 1
         delta = torch.cat([delta, delta.sign()]) * EPS
-        values = points(net, centre[image] + delta)
+        values = net.values(centre[image] + delta)
         rows = values[-1] @ spec[image].T
         assert (rows >= bounds.lower[image] - 1e-5).all()
         assert (rows <= bounds.upper[image] + 1e-5).all()
         assert (rows >= delta.flatten(1) @ planes.a[image].flatten(1).T + planes.b[image] - 1e-5).all()
-        for place, box in zip(relu_places(net), bounds.pre_activations, strict=True):
+        for place, box in zip(net.relu_inputs, bounds.pre_activations, strict=True):
             assert (values[place] >= box.lower[image] - 1e-5).all()
             assert (values[place] <= box.upper[image] + 1e-5).all()
 
@@ -158,7 +157,7 @@ def test_memory_that_runs_out_halves_the_chunks() -> None:
         return (pairs,)
 
     errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory")]
-    budget = Budget(10**6)
+    budget = MemoryLimit(10**6)
     (result,) = in_chunks((6, 5), 8, budget, work)
     assert torch.equal(result.flatten(0, 1), torch.cartesian_prod(torch.arange(6), torch.arange(5)))
     assert budget.bytes < 10**6
@@ -168,7 +167,7 @@ def test_memory_that_runs_out_halves_the_chunks() -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        in_chunks((2, 2), 8, Budget(100), broken)
+        in_chunks((2, 2), 8, MemoryLimit(100), broken)
 
 
 @pytest.mark.parametrize("case", CASES[len(ZOO) :], ids=str)

@@ -6,8 +6,7 @@ from support.helpers import SHAPE, ZOO, Case, folded, images
 from torch import Tensor, nn
 
 from citrus.bounds.interval import Box
-from citrus.bounds.substitution import points
-from citrus.bounds.zonotope import Lines, enclose
+from citrus.bounds.zonotope import ParallelLines, enclose
 from citrus.networks import graph
 from citrus.networks.operations import Add, Graph, Relu
 
@@ -45,7 +44,7 @@ def test_by_hand() -> None:
 def test_lines_hold_the_relu_and_no_less_would_do() -> None:
     lower = torch.tensor([-2.0, -1.0, -0.5, 0.0, 1.0, -3.0, -1.0, 0.0])
     upper = torch.tensor([1.0, 1.0, 4.0, 2.0, 3.0, -1.0, 0.0, 0.0])
-    lines = Lines.around(Box((lower + upper) / 2, (upper - lower) / 2))
+    lines = ParallelLines.around(Box((lower + upper) / 2, (upper - lower) / 2))
     share = torch.linspace(0, 1, 181)[:, None]  # meets 0 in each box
     z = lower + share * (upper - lower)
     low = lines.slope * z
@@ -58,7 +57,7 @@ def test_lines_hold_the_relu_and_no_less_would_do() -> None:
 
 def test_a_bound_that_is_no_number_certifies_nothing() -> None:
     nan = torch.tensor([torch.nan])
-    lines = Lines.around(Box(nan, nan))
+    lines = ParallelLines.around(Box(nan, nan))
     assert lines.half.isnan().all()
 
 
@@ -124,7 +123,7 @@ def test_whatever_the_network_answers_is_a_point_of_its_zonotope(case: Case) -> 
     for corner in (False, True):
         first = 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1
         first = first.sign() if corner else first
-        values = points(plain, x + EPS * first)
+        values = plain.values(x + EPS * first)
         for value in range(len(plain.nodes) + 1):
             zonotope = enclose(plain, value, x, radius)
             errors = [first.flatten(1)]

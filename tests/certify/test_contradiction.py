@@ -11,9 +11,8 @@ from support.joint_cases import DEEP, attack, member_margins, pairs_of, sampled,
 from torch import Tensor
 
 from citrus.bounds import Box, LinearSettings, crown, lower_planes, margin_rows
-from citrus.bounds.chunks import Budget
+from citrus.bounds.chunks import MemoryLimit
 from citrus.bounds.margins import wrong_labels
-from citrus.bounds.substitution import relu_places
 from citrus.certify import ChoicePlanes, SubsetSearch, covers, dual_value
 from citrus.certify.assume import Neurons, Violated, tighten
 from citrus.certify.joint import Instance, JointResult, JointSettings, refine_subsets
@@ -76,7 +75,7 @@ def test_proofs_by_contradiction_hold_and_can_be_redone(name: str) -> None:
 def redone(instance: Instance, result: JointResult) -> float:
     """The value of a proof by contradiction in float64, from what it stores, member by member and bound by bound."""
     net, eps = instance.graph.map(Tensor.double), instance.eps
-    place = relu_places(net)[-1]
+    place = net.relu_inputs[-1]
     part = Graph(net.nodes[:place], net.input_shape)
     own = [
         tuple(Box(b.centre[i, None].double(), b.radius[i, None].double()) for b in instance.boxes)
@@ -182,7 +181,7 @@ def test_many_members_are_tightened_as_one_by_one() -> None:
     boxes, multipliers = [], []
     for memory in (10**9, 1):
         box = Box(torch.zeros(4, 9, dtype=torch.float64), torch.full((4, 9), 8.0, dtype=torch.float64))
-        multipliers.append(tighten(box, members, eps=0.1, tolerance=1e-6, budget=Budget(memory)))
+        multipliers.append(tighten(box, members, eps=0.1, tolerance=1e-6, budget=MemoryLimit(memory)))
         boxes.append(box)
     torch.testing.assert_close(boxes[0].centre, boxes[1].centre)
     torch.testing.assert_close(boxes[0].radius, boxes[1].radius)

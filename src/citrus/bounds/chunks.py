@@ -15,22 +15,22 @@ Work = Callable[[slice, slice], tuple[Tensor, ...]]
 
 
 @dataclass
-class Budget:
+class MemoryLimit:
     """Bytes that one chunk may hold. Shared by all passes of a bound, so that what was learnt is kept."""
 
     bytes: int
 
     @staticmethod
-    def of(memory: int | None, device: torch.device) -> "Budget":
+    def of(memory: int | None, device: torch.device) -> "MemoryLimit":
         """`memory` bytes, or by default what suits the device: a quarter of a GPU's free memory."""
         if memory is None:
             memory = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CPU_BYTES
         if memory <= 0:
             raise CitrusError(f"The memory budget must be a positive number of bytes, got {memory}.")
-        return Budget(memory)
+        return MemoryLimit(memory)
 
 
-def in_chunks(size: tuple[int, int], row_bytes: int, budget: Budget, work: Work) -> tuple[Tensor, ...]:
+def in_chunks(size: tuple[int, int], row_bytes: int, budget: MemoryLimit, work: Work) -> tuple[Tensor, ...]:
     """work(images, rows) for all pairs of `size` = (images, rows), results joined; either may be cut."""
 
     def run(images: slice, lines: slice) -> tuple[Tensor, ...]:

@@ -80,17 +80,17 @@ def _propagate(
     values = [Box(centre, radius.expand(rows, *centre.shape[1:]))]
     entering: list[Box] = []
     for node in nodes:
-        values.append(_through(node.op, [values[i] for i in node.inputs], shrink, entering))
+        values.append(through(node.op, [values[i] for i in node.inputs], shrink, entering))
     boxes = [values[i] for i in last.inputs]
     if spec is not None and isinstance(last.op, Linear):
-        output = _rows(spec @ last.op.weight, boxes[0], spec @ last.op.bias)
+        output = map_rows(spec @ last.op.weight, boxes[0], spec @ last.op.bias)
     else:
-        output = _through(last.op, boxes, shrink, entering)
-        output = output if spec is None else _rows(spec, output)
+        output = through(last.op, boxes, shrink, entering)
+        output = output if spec is None else map_rows(spec, output)
     return Bounds(output.lower, output.upper, tuple(entering) if keep_boxes else ())
 
 
-def _through(op: Operation, boxes: list[Box], shrink: float, entering: list[Box]) -> Box:
+def through(op: Operation, boxes: list[Box], shrink: float, entering: list[Box]) -> Box:
     """The box that contains all results of one operation."""
     if isinstance(op, Relu):
         entering.append(boxes[0])
@@ -113,7 +113,7 @@ def relu_box(box: Box, shrink: float = 1.0) -> Box:
     return Box(torch.where(positive, box.centre, half), torch.where(positive, box.radius, half))
 
 
-def _rows(weight: Tensor, box: Box, bias: Tensor | float = 0.0) -> Box:
+def map_rows(weight: Tensor, box: Box, bias: Tensor | float = 0.0) -> Box:
     """One linear map per image: weight is (batch, rows, features)."""
     centre = torch.einsum("brf,bf->br", weight, box.centre) + bias
     return Box(centre, torch.einsum("brf,bf->br", weight.abs(), box.radius))

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from citrus.bounds.chunks import Budget, in_chunks
-from citrus.bounds.interval import Bounds, Box, _rows, _through
+from citrus.bounds.chunks import MemoryLimit, in_chunks
+from citrus.bounds.interval import Bounds, Box, map_rows, through
 from citrus.bounds.refine import Problem, interval_is_exact, refine
 from citrus.bounds.substitution import (
     Planes,
@@ -22,7 +22,6 @@ from citrus.bounds.substitution import (
     concretise,
     dot,
     footprint,
-    points,
     relax_all,
     substitute,
     whole,
@@ -93,7 +92,7 @@ def problem_of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int
             raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
         radius = torch.full_like(centre, radius)
     radius = radius.expand_as(centre)
-    return Problem(graph, centre, radius, tuple(points(graph, centre)), Budget.of(memory, centre.device))
+    return Problem(graph, centre, radius, tuple(graph.values(centre)), MemoryLimit.of(memory, centre.device))
 
 
 def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
@@ -107,13 +106,13 @@ def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings)
     for place, node in enumerate(graph.nodes, start=1):
         i = node.inputs[0]
         if isinstance(node.op, Linear) and place == len(graph.nodes) and spec is not None:
-            return tuple(boxes), _rows(spec @ node.op.weight, values[i], spec @ node.op.bias)
+            return tuple(boxes), map_rows(spec @ node.op.weight, values[i], spec @ node.op.bias)
         linear = isinstance(node.op, Relu) and settings.refines(len(boxes))
         if linear and not interval_is_exact(graph, i):
             relaxed = relax_all(graph, boxes, None, problem.at_centre)
             values[i] = refine(problem, i, values[i], [relaxed], settings.intersect)
-        values.append(_through(node.op, [values[j] for j in node.inputs], 1.0, boxes))
-    return tuple(boxes), values[-1] if spec is None else _rows(spec, values[-1])
+        values.append(through(node.op, [values[j] for j in node.inputs], 1.0, boxes))
+    return tuple(boxes), values[-1] if spec is None else map_rows(spec, values[-1])
 
 
 def bound_rows(

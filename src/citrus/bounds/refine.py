@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.bounds.chunks import Budget, in_chunks
+from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.interval import Box
-from citrus.bounds.substitution import Relaxation, Rows, concretise, footprint, substitute, value_shape
+from citrus.bounds.substitution import Relaxation, Rows, concretise, footprint, substitute
 from citrus.networks.operations import Add, Conv, Corner, Graph, Linear, Relu
 
 
@@ -26,7 +26,7 @@ class Problem:
     centre: Tensor
     radius: Tensor
     at_centre: tuple[Tensor, ...]
-    budget: Budget
+    budget: MemoryLimit
 
     def select(self, index: Tensor) -> "Problem":
         """Some images, possibly repeated."""
@@ -82,7 +82,7 @@ class _Tile:
 
 def _tiles(problem: Problem, value: int, undecided: Tensor) -> Iterator[_Tile]:
     """Tiles as small as pays: a tile's work should be worth the dozen kernel calls it takes."""
-    shape = value_shape(problem.graph, value)
+    shape = problem.graph.shape_of(value)
     if len(shape) == 1:
         yield _Tile((0, 0), shape)
         return

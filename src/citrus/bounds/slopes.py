@@ -14,7 +14,6 @@ from citrus.bounds.substitution import (
     concretise,
     dot,
     relax_all,
-    relu_places,
     substitute,
     triangle,
 )
@@ -50,7 +49,7 @@ class Task:
 
 
 @dataclass
-class Outcome:
+class BestSlopes:
     """The best bound of each row, the slopes (batch, rows, *neurons) that gave it, and the tightest boxes met."""
 
     lower: Tensor
@@ -69,12 +68,12 @@ class Outcome:
             kept_box.centre[at], kept_box.radius[at] = (low + high) / 2, ((high - low) / 2).clamp(min=0)
 
 
-def ascend_slopes(task: Task, how: SlopeAscent) -> Outcome:
+def ascend_slopes(task: Task, how: SlopeAscent) -> BestSlopes:
     """Raise each task's rows; a task is over when all its live rows are proved."""
     rows = task.spec.shape[1]
     starts = [adaptive_slopes(box)[:, None] for box in task.boxes]
     slopes = starts if how.shared else [s.expand(-1, rows, *s.shape[2:]) for s in starts]
-    best = Outcome(
+    best = BestSlopes(
         torch.full_like(task.spec[..., 0], -torch.inf),
         [s.expand(-1, rows, *s.shape[2:]).clone() for s in starts],
         [Box(b.centre.clone(), b.radius.clone()) for b in task.boxes] if how.inner_layers else [],
@@ -134,7 +133,7 @@ class Adam:
 
 
 def _triangles(task: Task) -> list[Triangle]:
-    places = relu_places(task.problem.graph)
+    places = task.problem.graph.relu_inputs
     return [triangle(b, task.problem.at_centre[i]) for b, i in zip(task.boxes, places, strict=True)]
 
 
@@ -144,7 +143,7 @@ Inner = dict[int, tuple[list[Tensor], list[Tensor]]]
 
 def _inner_starts(task: Task, layers: int) -> Inner:
     graph = task.problem.graph
-    places = relu_places(graph)
+    places = graph.relu_inputs
     starts = [adaptive_slopes(box) for box in task.boxes]
     last = [i for i in range(len(places)) if i >= len(places) - layers and not interval_is_exact(graph, places[i])]
     return {i: ([s.clone() for s in starts[:i]], [s.clone() for s in starts[:i]]) for i in last}
@@ -171,7 +170,7 @@ def _evaluate(
 def _inner_boxes(task: Task, values: list[Tensor], inner: Inner) -> list[Box]:
     """Boxes of the last layers with slopes of their own; never wider than the task's."""
     graph = task.problem.graph
-    places = relu_places(graph)
+    places = graph.relu_inputs
     boxes: list[Box] = []
     for i, box in enumerate(task.boxes):
         if i in inner:

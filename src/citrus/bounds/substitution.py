@@ -47,23 +47,6 @@ class Rows:
     corner: Corner = (0, 0)
 
 
-def relu_places(graph: Graph) -> list[int]:
-    """For each ReLU the value that enters it."""
-    return [node.inputs[0] for node in graph.nodes if isinstance(node.op, Relu)]
-
-
-def value_shape(graph: Graph, value: int) -> tuple[int, ...]:
-    return graph.nodes[value - 1].shape if value else graph.input_shape
-
-
-def points(graph: Graph, centre: Tensor) -> list[Tensor]:
-    """Every value of the network at the centres."""
-    values = [centre]
-    for node in graph.nodes:
-        values.append(node.op(*(values[i] for i in node.inputs)))
-    return values
-
-
 def adaptive_slopes(box: Box) -> Tensor:
     """The usual choice of lower slope, 1 if u > -l else 0: the smaller of the two triangles (no gradient)."""
     return (box.upper > -box.lower).to(box.centre.dtype)
@@ -79,7 +62,7 @@ def lower_planes(
     `boxes` holds the box entering each ReLU. `slopes` in [0, 1] are those of the lower lines of undecided ReLUs.
     """
     check_slopes(boxes, slopes)
-    at_centre = points(graph, centre)
+    at_centre = graph.values(centre)
     if spec is None:
         spec = torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
     relaxed = relax_all(graph, boxes, slopes, at_centre)
@@ -129,7 +112,7 @@ def relax_all(
     graph: Graph, boxes: Sequence[Box], slopes: Slopes | None, at_centre: Sequence[Tensor]
 ) -> list[Relaxation]:
     """Relaxations of the first len(boxes) ReLUs."""
-    places = relu_places(graph)
+    places = graph.relu_inputs
     return [relax(box, None if slopes is None else slopes[i], at_centre[places[i]]) for i, box in enumerate(boxes)]
 
 
@@ -191,11 +174,11 @@ def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxati
             rows, loss = _through_relu(rows, relaxed[place])
             given = given + loss
         elif not isinstance(node.op, Add):
-            shape = value_shape(graph, node.inputs[0])
+            shape = graph.shape_of(node.inputs[0])
             flat, corner = node.op.transpose(rows.values.flatten(0, 1), shape, rows.corner)
             rows = Rows(flat.unflatten(0, (batch, count)), corner)
         for j in node.inputs:
-            pending[j] = _sum(pending[j], rows) if j in pending else rows
+            pending[j] = sum_rows(pending[j], rows) if j in pending else rows
     return pending[0], given
 
 
@@ -228,7 +211,7 @@ def whole(rows: Rows, shape: tuple[int, ...]) -> Tensor:
     return F.pad(values, (left, right, top, bottom))
 
 
-def _sum(one: Rows, two: Rows) -> Rows:
+def sum_rows(one: Rows, two: Rows) -> Rows:
     """Sum of rows over one value, on the smallest window that holds both."""
     if one.corner == two.corner and one.values.shape == two.values.shape:
         return Rows(one.values + two.values, one.corner)
@@ -246,13 +229,13 @@ def footprint(graph: Graph, value: int, size: tuple[int, int]) -> int:
     for i in range(value, -1, -1):
         if i not in sizes:
             continue
-        shape = value_shape(graph, i)
+        shape = graph.shape_of(i)
         here = tuple(min(a, b) for a, b in zip(sizes[i], shape[1:], strict=False))
         total += shape[0] * (here[0] * here[1] if here else 1)
         if i:
             node = graph.nodes[i - 1]
             for j in node.inputs:
-                before = _size_before(node, value_shape(graph, j), here)
+                before = _size_before(node, graph.shape_of(j), here)
                 sizes[j] = (max(before[0], sizes.get(j, (0, 0))[0]), max(before[1], sizes.get(j, (0, 0))[1]))
     return total
 

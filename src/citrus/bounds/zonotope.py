@@ -21,25 +21,25 @@ from torch import Tensor
 
 from citrus.bounds.interval import Box
 from citrus.bounds.refine import interval_is_exact
-from citrus.bounds.substitution import Rows, _sum, value_shape
+from citrus.bounds.substitution import Rows, sum_rows
 from citrus.networks.operations import Add, Graph, Linear, Relu, window
 
 
 @dataclass(frozen=True)
-class Lines:
+class ParallelLines:
     """relu(z) = slope z + half (1 + e) for some e in [-1, 1]."""
 
     slope: Tensor
     half: Tensor
 
     @staticmethod
-    def around(box: Box) -> "Lines":
+    def around(box: Box) -> "ParallelLines":
         """The lines for arguments in a box. A NaN counts as undecided and spoils what it touches."""
         lower, upper = box.lower, box.upper
         off, on = upper <= 0, lower >= 0
         decided = on | off
         slope = torch.where(decided, (on & ~off).to(lower.dtype), upper / torch.where(decided, 1.0, upper - lower))
-        return Lines(slope, torch.where(decided, 0.0, -slope * lower / 2))
+        return ParallelLines(slope, torch.where(decided, 0.0, -slope * lower / 2))
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Zonotope:
     centre: Tensor
     radius: Tensor
     """Of the input, (batch, *input_shape)."""
-    lines: tuple[Lines, ...]
+    lines: tuple[ParallelLines, ...]
     """Of the ReLUs before the value."""
 
     @property
@@ -68,7 +68,7 @@ class Zonotope:
 
     def first(self, count: int) -> "Zonotope":
         """The zonotopes of the first images."""
-        lines = tuple(Lines(line.slope[:count], line.half[:count]) for line in self.lines)
+        lines = tuple(ParallelLines(line.slope[:count], line.half[:count]) for line in self.lines)
         return replace(self, centre=self.centre[:count], radius=self.radius[:count], lines=lines)
 
     def box(self) -> Box:
@@ -76,7 +76,7 @@ class Zonotope:
         centre = self._forward(self.centre, [1.0] * len(self.lines))
         if interval_is_exact(self.graph, self.value):
             return Box(centre, self._magnitude())
-        shape = value_shape(self.graph, self.value)
+        shape = self.graph.shape_of(self.value)
         parts = [self._reach(value, rows) for value, rows in self._rows(shape)]
         return Box(centre, torch.stack(parts, 2).reshape(-1, *shape))
 
@@ -137,11 +137,11 @@ class Zonotope:
             elif isinstance(node.op, Add):
                 rows = Rows(rows.values.expand(len(self.centre), *rows.values.shape[1:]), rows.corner)
             else:
-                batch, shape = rows.values.shape[:2], value_shape(self.graph, node.inputs[0])
+                batch, shape = rows.values.shape[:2], self.graph.shape_of(node.inputs[0])
                 flat, corner = node.op.transpose(rows.values.flatten(0, 1), shape, rows.corner)
                 rows = Rows(flat.unflatten(0, batch), corner)
             for j in node.inputs:
-                pending[j] = _sum(pending[j], rows) if j in pending else rows
+                pending[j] = sum_rows(pending[j], rows) if j in pending else rows
         return reach + _weighted(pending[0], self.radius)
 
 
@@ -154,8 +154,8 @@ def _weighted(rows: Rows, weights: Tensor) -> Tensor:
 
 def enclose(graph: Graph, value: int, centre: Tensor, radius: Tensor) -> Zonotope:
     """The zonotope of a value, ReLU after ReLU; `radius` is (batch, *input_shape)."""
-    lines: list[Lines] = []
+    lines: list[ParallelLines] = []
     for node in graph.nodes[:value]:
         if isinstance(node.op, Relu):
-            lines.append(Lines.around(Zonotope(graph, node.inputs[0], centre, radius, tuple(lines)).box()))
+            lines.append(ParallelLines.around(Zonotope(graph, node.inputs[0], centre, radius, tuple(lines)).box()))
     return Zonotope(graph, value, centre, radius, tuple(lines))

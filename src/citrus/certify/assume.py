@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from citrus.bounds.chunks import Budget, in_chunks
+from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.interval import Box
-from citrus.bounds.substitution import lower_planes, relu_places
+from citrus.bounds.substitution import lower_planes
 from citrus.networks.operations import Graph
 
 STEPS = 50
@@ -49,7 +49,7 @@ class Assumption:
 
 def neurons_of(graph: Graph, image: Tensor, boxes: Sequence[Box]) -> Neurons:
     """CROWN's planes of one image's undecided neurons, given its boxes: (1, ...) each."""
-    place = relu_places(graph)[-1]
+    place = graph.relu_inputs[-1]
     part = Graph(graph.nodes[:place], graph.input_shape)
     last = boxes[-1]
     index = ((last.lower < 0) & (last.upper > 0)).flatten().nonzero()[:, 0]
@@ -75,7 +75,7 @@ class Violated:
 COPIES = 6  # of the neurons' planes that a step of the ascent holds
 
 
-def tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float, budget: Budget) -> list[Tensor]:
+def tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float, budget: MemoryLimit) -> list[Tensor]:
     """Tighten the rows of these members in place, many at a time; returns mu of each, (2 neuron, choice).
 
     Bounds are weakened by the share `tolerance` of the numbers they are made of.

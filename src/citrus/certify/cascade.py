@@ -7,7 +7,6 @@ Stages: clean prediction, intervals, linear bounds (CROWN), optimised slopes, th
 witnesses), exact search over (image, wrong label) choices, and joint refinement of the sets that decide the count.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from citrus.certify.verifiers import Intermediate, Verifier, pick
 from citrus.errors import CitrusError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
-from citrus.networks.operations import Relu
 from citrus.networks.precision import true_float32
 
 
@@ -144,9 +142,8 @@ def block_size(settings: CertifySettings, plain: Graph, device: torch.device) ->
         return settings.block
     if device.type != "cuda":
         return CPU_BLOCK
-    neurons = sum(math.prod(node.shape) for node in plain.nodes if isinstance(node.op, Relu))
     room = torch.cuda.mem_get_info(device)[0] // 4
-    return max(1, min(GPU_BLOCK, room // (BYTES_PER_SLOPE * (plain.classes - 1) * neurons)))
+    return max(1, min(GPU_BLOCK, room // (BYTES_PER_SLOPE * (plain.classes - 1) * plain.neurons)))
 
 
 Numbered = tuple[int, Tensor]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from citrus.bounds.chunks import Budget, in_chunks
+from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.substitution import footprint
 from citrus.certify.climb import Teams
 from citrus.certify.refinement import Instance, JointResult, JointSettings, Run, Starts, Subset
@@ -57,7 +57,7 @@ def refine_subsets(
 
     mean = sum(len(subset) for subset in subsets) / len(subsets)
     row_bytes = int(12 * mean * footprint(run.graph, len(run.graph.nodes), (0, 0)) * instance.images.element_size())
-    in_chunks((len(subsets), 1), row_bytes, Budget.of(settings.memory, device), work)
+    in_chunks((len(subsets), 1), row_bytes, MemoryLimit.of(settings.memory, device), work)
     return [results[n] for n in range(len(subsets))]
 
 

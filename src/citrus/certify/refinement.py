@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from citrus.bounds.chunks import Budget
+from citrus.bounds.chunks import MemoryLimit
 from citrus.bounds.interval import Box
 from citrus.bounds.refine import select_box
-from citrus.bounds.substitution import adaptive_slopes, lower_planes, points, relu_places, triangle
+from citrus.bounds.substitution import adaptive_slopes, lower_planes, triangle
 from citrus.certify.assume import Assumption, Neurons, Violated, neurons_of, tighten
 from citrus.certify.climb import Climb, Members, Summit, Teams, climb, hopeless_after
 from citrus.certify.planes import Choice, dual_value
@@ -74,9 +74,7 @@ class Instance:
     def __post_init__(self) -> None:
         if not 0 <= self.eps < float("inf"):
             raise CitrusError(f"eps must be a finite number >= 0, got {self.eps}.")
-        if len(self.boxes) != len(relu_places(self.graph)) or any(
-            len(b.centre) != len(self.images) for b in self.boxes
-        ):
+        if len(self.boxes) != len(self.graph.relu_inputs) or any(len(b.centre) != len(self.images) for b in self.boxes):
             raise CitrusError("An instance needs one box per ReLU of the network, each with a row for every image.")
 
 
@@ -200,8 +198,8 @@ class Run:
         which, place = batch.image.unique(return_inverse=True)
         spec = self._spec(batch)
         with torch.no_grad():
-            at_centre = [value[place] for value in points(self.graph, self.instance.images[which])]
-            reads = zip(batch.boxes, relu_places(self.graph), strict=True)
+            at_centre = [value[place] for value in self.graph.values(self.instance.images[which])]
+            reads = zip(batch.boxes, self.graph.relu_inputs, strict=True)
             triangles = tuple(triangle(box, at_centre[i]) for box, i in reads)
             base = torch.einsum("mc,mc->m", spec[:, 0], at_centre[-1])
         return Members(self.graph, spec, base, triangles, batch.owner, self.instance.eps)
@@ -262,7 +260,7 @@ class Run:
             images = batch.image[own].tolist()
             members += [Violated(own.start + k, self.instance.neurons(image), a, b) for k, image in enumerate(images)]
         device = last.centre.device  # a CPU's caches hold the planes of one member
-        budget = Budget(1) if device.type == "cpu" else Budget.of(self.settings.memory, device)
+        budget = MemoryLimit(1) if device.type == "cpu" else MemoryLimit.of(self.settings.memory, device)
         found = tighten(last, members, self.instance.eps, self.settings.tolerance, budget)
         for number, own in zip(batch.number.tolist(), batch.members(), strict=True):
             used = tuple(m.neurons.index for m in members[own])

@@ -1,6 +1,5 @@
 """The verifiers by name: ours, and the published systems as themselves."""
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -10,7 +9,6 @@ from citrus.certify.joint import JointSettings
 from citrus.certify.rounds import STRONGEST, RoundSettings
 from citrus.errors import CitrusError, suggest
 from citrus.networks import Graph
-from citrus.networks.operations import Relu
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,5 @@ def pick(name: str, intermediate: Intermediate, graph: Graph) -> Verifier:
     if intermediate not in get_args(Intermediate):
         raise CitrusError(f"Inner boxes are made by auto, crown, early or interval, got {intermediate!r}.")
     if intermediate == "auto":
-        neurons = sum(math.prod(node.shape) for node in graph.nodes if isinstance(node.op, Relu))
-        intermediate = "early" if neurons > MANY_NEURONS else "crown"
+        intermediate = "early" if graph.neurons > MANY_NEURONS else "crown"
     return replace(VERIFIERS[name], linear=replace(VERIFIERS[name].linear, intermediate=intermediate))

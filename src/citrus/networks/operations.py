@@ -9,6 +9,7 @@ A row that looks at few pixels of a map is stored as a window of it: `corner` is
 of the tensor. Linear bounds of early layers are cheap because of that.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -201,24 +202,42 @@ class Graph:
 
     @compilable
     def __call__(self, x: Tensor) -> Tensor:
+        return self.values(x)[-1]
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """Every value of the network at x: value 0 is x itself, the last one holds the class scores."""
         values = [x]
         for node in self.nodes:
             values.append(node.op(*(values[i] for i in node.inputs)))
-        return values[-1]
+        return values
 
     @property
     def classes(self) -> int:
         return self.nodes[-1].shape[0]
 
     @property
+    def relu_inputs(self) -> list[int]:
+        """The values that enter the ReLUs, in order."""
+        return [node.inputs[0] for node in self.nodes if isinstance(node.op, Relu)]
+
+    @property
     def relu_results(self) -> list[int]:
         """The values that come out of the ReLUs, in order."""
         return [i for i, node in enumerate(self.nodes, start=1) if isinstance(node.op, Relu)]
 
+    @property
+    def neurons(self) -> int:
+        """ReLUs in all."""
+        return sum(math.prod(self.shape_of(value)) for value in self.relu_inputs)
+
+    def shape_of(self, value: int) -> tuple[int, ...]:
+        """Shape of a value, without the batch axis."""
+        return self.nodes[value - 1].shape if value else self.input_shape
+
     def behind(self, value: int) -> "Graph":
         """The network from a value on; no node behind it may read an earlier one."""
         nodes = (replace(node, inputs=tuple(i - value for i in node.inputs)) for node in self.nodes[value:])
-        return Graph(tuple(nodes), self.nodes[value - 1].shape if value else self.input_shape)
+        return Graph(tuple(nodes), self.shape_of(value))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Graph":
         """The same graph with every weight changed, e.g. `graph.map(Tensor.detach)` or `graph.map(Tensor.double)`."""
