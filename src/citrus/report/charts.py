@@ -1,15 +1,14 @@
-"""Line charts as SVG. Places are percentages of the plot: a chart fills any width, and its letters keep their size."""
+"""Charts as SVG. Places are percentages of the plot: a chart fills any width, and its letters keep their size."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from citrus.report.document import Figure, Key
+from citrus.report.document import SHAPES, Figure, Key
 
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5")
 """Names of colours that colour-blind eyes tell apart; the page's style sheet holds their values."""
-SHAPES = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-4.8 4.6 3.6h-9.2z", "M0-5 5 0 0 5-5 0z")
 MOST_MARKERS = 12  # of a line; a longer one has some, so that its shape tells it apart as well as its colour
 Point = tuple[float, float]
 
@@ -103,7 +102,6 @@ def line_chart(
     lines: Sequence[Line],
     keys: tuple[Key, ...],
     bands: Sequence[tuple[Line, Line]] = (),
-    note: str = "",
 ) -> Figure:
     """Lines with markers where they are few; `bands` fill what lies between two lines."""
     x, y = axes
@@ -115,7 +113,7 @@ def line_chart(
         f"{''.join(_band(pair, x, y) for pair in bands)}{''.join(_line(line, x, y) for line in lines)}</svg>"
         f"{''.join(_markers(line, x, y) for line in lines)}</svg>"
     )
-    return Figure(title, description, svg, keys, note)
+    return Figure(title, description, svg, keys)
 
 
 def _frame(x: Axis, y: Axis) -> str:
@@ -158,3 +156,21 @@ def _markers(line: Line, x: Axis, y: Axis) -> str:
         f"<title>{escape(f'{line.label}: {value:.4g} at {x.label} {where:.4g}')}</title></path></svg>"
         for (a, b), (where, value) in list(zip(_places(line, x, y), line.points, strict=True))[::step]
     )
+
+
+def bar_chart(title: str, bars: Mapping[str, Sequence[tuple[str, str, int]]], keys: tuple[Key, ...] = ()) -> Figure:
+    """Bars below each other by label, all of the same length, each made of parts: name, colour, count."""
+    told, svg = [], ""
+    for label, parts in bars.items():
+        told.append(f"{label}: " + ", ".join(f"{name} {count}" for name, _, count in parts))
+        whole, done, drawn = sum(count for _, _, count in parts) or 1, 0, ""
+        for _, kind, count in parts:
+            if count:
+                drawn += f'<rect class="k-{kind}" x="{100 * done / whole:.3f}%" width="{100 * count / whole:.3f}%"/>'
+            done += count
+        svg += (
+            f'<p class="label">{escape(label)}</p><svg class="stack" role="img" aria-label="{escape(told[-1])}">'
+            f"<title>{escape(told[-1])}</title>{drawn}</svg>"
+        )
+    svg += '<p class="scale" aria-hidden="true"><span>0 %</span><span>50 %</span><span>100 %</span></p>'
+    return Figure(title, "; ".join(told), svg, keys)
