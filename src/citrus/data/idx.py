@@ -37,13 +37,11 @@ def _part(name: str, folder: Path, part: str) -> Dataset:
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if images.shape[1:] != (28, 28):
         raise CitrusError(f"{image_file} holds images of {images.shape[1]}x{images.shape[2]}, but {name} has 28x28.")
-    if len(images) != len(labels):
-        raise CitrusError(
-            f"{image_file} holds {len(images)} images but {label_file.name} beside it {len(labels)} labels; "
-            f"delete both and run `citrus data fetch {name}`."
-        )
-    if len(labels) and labels.max() > 9:
-        raise CitrusError(f"{label_file} holds the label {labels.max()}, but {name} has the classes 0 to 9 only.")
+    with reading(label_file, f"the labels of {name}", FETCH_AGAIN):
+        if len(images) != len(labels):
+            raise ValueError(f"there are {len(images)} images but it holds {len(labels)} labels")
+        if labels.max(initial=0) > 9:
+            raise ValueError(f"it holds the label {labels.max()}, but the classes are 0 to 9 only")
     for other, first in FIRST_LABELS.items():
         if other != name and part == "train" and tuple(labels[:10].tolist()) == first:
             raise CitrusError(f"{label_file} belongs to {other}, not to {name}: move the files to the right folder.")

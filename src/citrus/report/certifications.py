@@ -33,6 +33,12 @@ class Certified(Certification):
         return sum((Counter(row.stages) for row in self.rows), Counter())
 
     @property
+    def settled(self) -> dict[str, int]:
+        """Every image once: by the stage that proved it, or by what became of it."""
+        others = {name: images for name, images in self.images_by_outcome().items() if name != "certified"}
+        return {**self.stages, **others}
+
+    @property
     def alone(self) -> float:
         """Percent of images that are proved one by one, without their group."""
         return min(100 * sum(self.stages[name] for name in ALONE) / self.images, self.certified)

@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any
 
-from citrus.report.charts import Line, colour, count_axis, line_chart, linear_axis, series_key
+from citrus.report.charts import Line, count_axis, line_chart, linear_axis, series_key
 from citrus.report.document import ABSENT, Block, Key, Section, figure, fold, paragraph, table
 from citrus.report.files import number
 from citrus.report.read import Record
@@ -48,10 +48,10 @@ def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Block
             values = [(_epoch(row, i), number(row, key)) for i, row in enumerate(record.metrics)]
             points = tuple((x, factor * y) for x, y in values if y is not None)
             if points:
-                series = k if several else kind
-                lines.append(Line(f"{record.name}, {name}" if several else name, points, series, dashed=kind > 0))
+                label = f"{record.name}, {name}" if several else name
+                lines.append(Line(label, points, k if several else kind, dashed=kind > 0))
                 runs[k] = series_key(record.name, k)
-                styles[kind] = Key(name, "ink" if several else colour(kind), "dashed" if kind else "solid")
+                styles[kind] = Key(name, "ink" if several else lines[-1].colour, "dashed" if kind else "solid")
     if not lines:
         return None
     ends = "; ".join(f"{line.label}: from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines)

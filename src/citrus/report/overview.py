@@ -42,10 +42,11 @@ def _lead(c: Certified) -> Block:
 
 
 def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Block:
-    bars = {f"{r.prefix}{c.setting}, {c.images} images": c.images_by_outcome() for r, c in leads}
-    present = [name for name in OUTCOMES if any(outcomes[name] for outcomes in bars.values())]
-    parts = {label: [(name, name, outcomes[name]) for name in present] for label, outcomes in bars.items()}
-    return figure(bar_chart("Every test image once", parts, tuple(Key(OUTCOMES[name], name) for name in present)), True)
+    outcomes = [(f"{r.prefix}{c.setting}, {c.images} images", c.images_by_outcome()) for r, c in leads]
+    present = [name for name in OUTCOMES if any(counts[name] for _, counts in outcomes)]
+    bars = [(label, [(name, name, counts[name]) for name in present]) for label, counts in outcomes]
+    keys = tuple(Key(OUTCOMES[name], name) for name in present)
+    return figure(bar_chart("Every test image once", bars, keys), wide=True)
 
 
 def _headline_table(records: list[Record]) -> Block:
@@ -66,29 +67,22 @@ def _noted(name: str, cells: list[Cell]) -> list[Cell]:
 
 
 def _column(record: Record) -> dict[str, Cell]:
-    measured, proved, config = record.measured, record.headline, record.config
-    images, attacked, group, steps = (
-        f"{before}{value}{after}" if (value := count(measured, key)) else ""
-        for before, key, after in (
-            ("", "images", " images"),
-            ("first ", "attacked_images", " images"),
-            (", N = ", "group_size", ""),
-            (", ", "pgd_steps", " steps"),
-        )
+    measured, proved = record.measured, record.headline
+    n, k, size, steps = (
+        count(measured, name) or ABSENT for name in ("images", "attacked_images", "group_size", "pgd_steps")
     )
     at = _at(number(measured, "eps"), record)
-    scope = _scope(proved, record) if proved else ""
+    images, attacked, scope = f"{n} images", f"first {k} images", _scope(proved, record) if proved else ""
+    setting = [word for name in ("data", "network") if (word := text(record.config, name))]
     return {
-        "Method": Cell(
-            record.method or ABSENT, ", ".join(filter(None, (text(config, "data"), text(config, "network"))))
-        ),
+        "Method": Cell(record.method or ABSENT, ", ".join(setting)),
         "eps": Cell(ABSENT if record.eps is None else format_eps(record.eps)),
         "Clean": _percent(number(measured, "clean"), images),
         "Certified, one by one (IBP)": _percent(number(measured, "ibp_certified"), images + at),
         "Certified, one by one": _alone(record, proved) if proved else Cell(ABSENT),
         "Certified, universal": _percent(proved.certified if proved else None, scope),
-        "Attacked, one by one (PGD)": _percent(number(measured, "pgd"), attacked + steps + at),
-        "Attacked, universal": _percent(number(measured, "universal"), attacked + group + at),
+        "Attacked, one by one (PGD)": _percent(number(measured, "pgd"), f"{attacked}, {steps} steps{at}"),
+        "Attacked, universal": _percent(number(measured, "universal"), f"{attacked}, N = {size}{at}"),
         "Attacked, universal, while certifying": _percent(proved.attacked if proved else None, scope),
         "Training time": _time(record.training_seconds),
         "Certification time": _time(proved.seconds if proved else None),

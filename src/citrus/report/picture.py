@@ -21,19 +21,17 @@ def draw_perturbation(file: Path) -> Path:
     count = min(len(p.shown), MOST_IMAGES)
     figure = Figure(figsize=(1.5 * (count + 1.6), 4.0), dpi=120)
     grid = figure.add_gridspec(2, count + 1, width_ratios=[1.6] + [1.0] * count)
-    amplified = p.worst / (2 * p.eps) if p.eps else p.worst
-    for row, (delta, title, images, predicted, name) in enumerate(
-        (
-            (amplified, f"one perturbation, eps {format_eps(p.eps)}\ncontrast raised", p.images, p.clean, "without"),
-            (p.worst, "the same, true scale", p.images + p.worst, p.perturbed, "with"),
-        )
-    ):
-        _show(figure.add_subplot(grid[row, 0]), delta + 0.5, title, cmap="coolwarm")
-        for column, place in enumerate(p.shown[:count]):
-            wrong = bool(predicted[place] != p.labels[place])
-            axes = figure.add_subplot(grid[row, column + 1])
-            _show(axes, images[column], f"{name}: {int(predicted[place])}", "red" if wrong else "black")
-    falls, right = int((p.suffers & p.falls).sum()), int((p.suffers & p.right).sum())
+    raised = p.worst / (2 * p.eps) if p.eps else p.worst
+    title = f"one perturbation, eps {format_eps(p.eps)}\ncontrast raised"
+    _show(figure.add_subplot(grid[0, 0]), raised + 0.5, title, cmap="coolwarm")
+    _show(figure.add_subplot(grid[1, 0]), p.worst + 0.5, "the same, true scale", cmap="coolwarm")
+    for column, (place, image) in enumerate(zip(p.shown[:count], p.images, strict=False), start=1):
+        rows = (("without", image, p.clean[place]), ("with", image + p.worst, p.perturbed[place]))
+        for row, (name, shown, predicted) in enumerate(rows):
+            colour = "black" if bool(predicted == p.labels[place]) else "red"
+            _show(figure.add_subplot(grid[row, column]), shown, f"{name}: {int(predicted)}", colour)
+    inside = p.groups == p.groups[p.shown[0]]
+    falls, right = int((inside & p.falls).sum()), int((inside & p.right).sum())
     figure.suptitle(f"one perturbation turns {falls} of {right} right predictions wrong (red)", fontsize=10)
     figure.tight_layout()
     path = file.with_suffix(".png")

@@ -7,6 +7,7 @@ from citrus.report.certifications import Certified
 from citrus.report.charts import Line, Point, bar_chart, line_chart, linear_axis, series_key, value_axis
 from citrus.report.document import ABSENT, Block, Cell, Key, Row, Section, code, figure, fold, paragraph, table
 from citrus.report.files import count, number
+from citrus.report.overview import OUTCOMES
 from citrus.report.read import Record
 
 MOST_LINES = 6
@@ -18,12 +19,6 @@ STAGES = {
     "alpha": "optimised slopes",
     "search": "exact search over the group",
     "joint": "joint refinement of the group",
-}
-OUTCOMES = {
-    "gap": "open",
-    "fooled": "falls to the attack",
-    "misclassified": "wrong without perturbation",
-    "error": "error",
 }
 
 
@@ -46,68 +41,60 @@ def robustness(records: list[Record]) -> Section:
 
 def _chart(records: list[Record], axis: str) -> Block | None:
     """What is proved and what the attack leaves, over eps or over N; of several runs one curve each."""
-    drawn: list[tuple[int, tuple[str, ...], list[Certified]]] = []
-    for k, record in enumerate(records):
-        curves = _curves(record, axis)
-        long = [names for names in curves if len(curves[names]) > 1] or list(curves)[:1]
-        drawn += [(k, names, curves[names]) for names in long[: MOST_LINES if len(records) == 1 else 1]]
-    if not drawn:
+    most = MOST_LINES if len(records) == 1 else 1
+    curves = [(k, *curve) for k, record in enumerate(records) for curve in _curves(record, axis)[:most]]
+    if not curves:
         return None
     lines, keys = [], []
-    labels = _apart([names for _, names, _ in drawn])
-    for i, ((run, _, members), label) in enumerate(zip(drawn, labels, strict=True)):
+    labels = _apart([names for _, names, _, _ in curves])
+    for i, ((run, _, certified, attacked), label) in enumerate(zip(curves, labels, strict=True)):
         series = run if len(records) > 1 else i  # several runs have the colours of their places, as in every chart
-        certified, attacked = _points(records[run], members, axis)
-        lines.append(Line(f"{label}, certified", tuple(certified), series))
-        lines.append(Line(f"{label}, attacked", tuple(attacked), series, dashed=True))
+        lines += [Line(f"{label}, certified", certified, series), Line(f"{label}, attacked", attacked, series, True)]
         keys.append(series_key(label, series))
 
     def tick(x: float) -> str:
         return format_eps(x) if axis == "eps" and x else f"{x:g}"
 
     points = [point for line in lines for point in line.points]
-    told = "; ".join(
-        f"{line.label}: " + ", ".join(f"{y:.2f} at {axis} {tick(x)}" for x, y in line.points) for line in lines
-    )
+    label = "radius eps" if axis == "eps" else "images that share one perturbation, N"
+    across = value_axis(label, [(x, tick(x)) for x, _ in points], logarithmic=axis == "N")
+    up = linear_axis("percent of test images", (y for _, y in points), span=4)
+    told = [f"{line.label}: " + ", ".join(f"{y:.2f} at {axis} {tick(x)}" for x, y in line.points) for line in lines]
     styles = (Key("proved (lower bound)", "ink", "solid"), Key("left by the attack (upper bound)", "ink", "dashed"))
-    across = "radius eps" if axis == "eps" else "images that share one perturbation, N"
-    return figure(
-        line_chart(
-            anchor=f"curve-{axis}",
-            title=f"Accuracy against the {'radius eps' if axis == 'eps' else 'group size N'}",
-            description=told,
-            axes=(
-                value_axis(across, [(x, tick(x)) for x, _ in points], logarithmic=axis == "N"),
-                linear_axis("percent of test images", (y for _, y in points), span=4),
-            ),
-            lines=lines,
-            keys=(*keys, *styles) if len(keys) > 1 else styles,
-            bands=list(zip(lines[::2], lines[1::2], strict=True)),
-        )
-    )
+    legend = (*keys, *styles) if len(keys) > 1 else styles
+    bands = list(zip(lines[::2], lines[1::2], strict=True))
+    title = f"Accuracy against the {'radius eps' if axis == 'eps' else 'group size N'}"
+    return figure(line_chart(f"curve-{axis}", title, "; ".join(told), (across, up), lines, legend, bands))
 
 
-def _curves(record: Record, axis: str) -> dict[tuple[str, ...], list[Certified]]:
-    """Finished certifications that differ in eps only, or in N only, by all that sets them apart; longest first."""
-    found: dict[tuple[str, ...], list[Certified]] = {}
+Points = tuple[Point, ...]
+Curve = tuple[tuple[str, ...], Points, Points]
+"""What sets a curve apart from others, what is certified, and what the attack leaves."""
+
+
+def _curves(record: Record, axis: str) -> list[Curve]:
+    """Of finished certifications that differ in eps only, or in N only: all curves of several, or else one."""
+    alike: dict[tuple[str, ...], list[Certified]] = {}
     for c in record.certifications:  # sorted by eps and by group size
         fixed = f"N = {c.group_size}" if axis == "eps" else f"eps {format_eps(c.eps)}"
         if c.finished:
-            found.setdefault((record.name, fixed, c.grouping, c.verifier, f"{c.images} images"), []).append(c)
-    curves = [(names, members) for names, members in found.items() if len(_points(record, members, axis)[0]) > 1]
-    return dict(sorted(curves, key=lambda curve: (-len(curve[1]), record.headline not in curve[1])))
+            alike.setdefault((record.name, fixed, c.grouping, c.verifier, f"{c.images} images"), []).append(c)
+    ranked = sorted(alike.items(), key=lambda item: (-len(item[1]), record.headline not in item[1]))
+    long = [(names, *_points(record, members, axis)) for names, members in ranked if len(members) > 1]
+    short = [(names, *_points(record, members, axis)) for names, members in ranked if len(members) == 1]
+    return long or [curve for curve in short if len(curve[1]) > 1][:1]
 
 
-def _points(record: Record, members: list[Certified], axis: str) -> tuple[list[Point], list[Point]]:
+def _points(record: Record, members: list[Certified], axis: str) -> tuple[Points, Points]:
     """What is certified and what the attack leaves, from where it is known without a certification on."""
     first, places = members[0], [c.eps if axis == "eps" else float(c.group_size) for c in members]
-    certified = [(x, c.certified) for x, c in zip(places, members, strict=True)]
-    attacked = [(x, c.attacked) for x, c in zip(places, members, strict=True)]
+    certified = tuple((x, c.certified) for x, c in zip(places, members, strict=True))
+    attacked = tuple((x, c.attacked) for x, c in zip(places, members, strict=True))
     if axis == "eps" and places[0] > 0:  # nothing is perturbed: the clean accuracy
-        return [(0.0, first.correct), *certified], [(0.0, first.correct), *attacked]
+        return ((0.0, first.correct), *certified), ((0.0, first.correct), *attacked)
     if axis == "N" and places[0] > 1:  # ordinary certification: the cascade's single-image proofs tell
         alone = _one_by_one(record, first)
-        return [(1.0, first.alone), *certified], attacked if alone is None else [(1.0, alone), *attacked]
+        return ((1.0, first.alone), *certified), attacked if alone is None else ((1.0, alone), *attacked)
     return certified, attacked
 
 
@@ -157,15 +144,14 @@ def cascade(records: list[Record]) -> Section | None:
     if not shown:
         return None
     labels = _apart([_names(record, c) for record, c in shown], always=(1, 2, 5))
-    counts = [c.stages | c.images_by_outcome() for _, c in shown]
     others = sorted({name for _, c in shown for name in c.stages} - STAGES.keys())
     meaning = STAGES | {name: name for name in others} | OUTCOMES
-    names = [name for name in meaning if any(settled.get(name) for settled in counts)]
+    names = [name for name in meaning if any(c.settled.get(name) for _, c in shown)]
     colours = {name: "other" if name in others else name for name in names}
-    bars = {
-        label: [(meaning[name], colours[name], settled.get(name, 0)) for name in names]
-        for label, settled in zip(labels, counts, strict=True)
-    }
+    bars = [
+        (label, [(meaning[name], colours[name], c.settled.get(name, 0)) for name in names])
+        for label, (_, c) in zip(labels, shown, strict=True)
+    ]
     rows = [[Cell(meaning[name], colour=colours[name]), *(_share(name, c) for _, c in shown)] for name in names]
     said = "Cheap proofs come first; each stage sees only what those before it left open, so its share is what it adds."
     listed = table("Images by the stage that settled them", ["Stage", *labels], rows)
@@ -180,7 +166,6 @@ def _names(record: Record, c: Certified) -> tuple[str, ...]:
 
 def _share(name: str, c: Certified) -> Cell:
     """The attack is a stage too; what it settles are the images that it fools."""
-    settled = (c.stages | c.images_by_outcome()).get(name, 0)
-    seconds = c.stage_seconds.get("attack" if name == "fooled" else name)
+    images, seconds = c.settled.get(name, 0), c.stage_seconds.get("attack" if name == "fooled" else name)
     note = "" if seconds is None else f", {seconds:.1f} s"
-    return Cell(str(settled), f"{100 * settled / c.images:.1f} %{note}")
+    return Cell(str(images), f"{100 * images / c.images:.1f} %{note}")

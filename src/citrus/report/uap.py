@@ -42,13 +42,8 @@ class Perturbed:
         return self.right & self.fooled.bool()
 
     @property
-    def suffers(self) -> Tensor:
-        """Which images are in the group that suffers most."""
-        return self.groups == self.groups[self.shown[0]]
-
-    @property
     def worst(self) -> Tensor:
-        """The perturbation of that group."""
+        """The perturbation of the group that suffers most, whose images are shown."""
         return self.delta[self.groups[self.shown[0]]]
 
     def class_name(self, label: int) -> str:
