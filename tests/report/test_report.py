@@ -289,6 +289,28 @@ def test_half_written_lines(tmp_path: Path) -> None:
     assert missing(run).count("one line is half-written") == 2
 
 
+def test_a_line_that_is_no_row_is_left_out_and_said(tmp_path: Path) -> None:
+    """Its images are not counted, neither as proved nor as open."""
+    file = write_certification(tmp_path / "one", 0.1, 5)
+    asked, first, *others = file.read_text().splitlines()
+    damaged = json.dumps({**json.loads(first), "certified": -5})
+    file.write_text("\n".join([asked, damaged, *others]))
+    assert "one line is half-written or damaged" in missing(tmp_path / "one")
+    found = {row[0]: row[1] for row in tables(tmp_path / "one")[HEADLINE]}
+    assert found["Certified, universal"] == f"{100 * sum(row.certified for row in rows(5)[1:]) / 35:.2f}"
+
+
+def test_unfinished_groups_without_misclassified_images_count_up_to_the_last(tmp_path: Path) -> None:
+    """With --grouping correct no group holds an image that is wrong without a perturbation."""
+    file = write_certification(tmp_path / "certify", 0.1, 5, finished=False)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[0]["grouping"] = "correct"
+    for line in lines[1:]:
+        line["index"] = [2 * place for place in line["index"]]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert "39 of 40 images so far" in missing(tmp_path)
+
+
 def test_a_run_that_is_still_going(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     (run / "summary.json").unlink()
@@ -390,6 +412,15 @@ def test_where_reports_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     places = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("report.*"))
     folders = ("elsewhere/deep", "report", "runs/a")
     assert places == [f"{folder}/report.{kind}" for folder in folders for kind in ("html", "md")]
+
+
+def test_the_picture_is_drawn_from_the_file_of_the_perturbation(tmp_path: Path) -> None:
+    picture = pytest.importorskip("citrus.report.picture", reason="needs matplotlib (citrus-uap[report])")
+    file = tmp_path / "uap" / "0.5.safetensors"
+    write_attack(file)
+    assert picture.draw_perturbation(file) == file.with_suffix(".png")
+    colours = Image.open(file.with_suffix(".png")).convert("RGB").getcolors(1 << 24)
+    assert any(colour == (255, 0, 0) for _, colour in colours)  # of a wrong prediction
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -40,7 +40,7 @@ class Cell:
     """Name of a colour: a swatch before the text, or the colour of the bar."""
 
 
-Row = Sequence[str | Cell]
+Cells = Sequence[str | Cell]  # of a row
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def paragraph(*words: str | Block, kind: Literal["plain", "lead", "note", "headi
 def table(
     caption: str,
     header: Sequence[str],
-    rows: Iterable[Row],
+    rows: Iterable[Cells],
     kind: Literal["numbers", "words", "shares"] = "numbers",
 ) -> Block:
     """The first cell of a row names it."""

@@ -4,7 +4,7 @@ from citrus.console import duration
 from citrus.inputs import format_eps
 from citrus.report.certifications import Certified
 from citrus.report.charts import bar_chart
-from citrus.report.document import ABSENT, Block, Cell, Key, Row, Section, code, figure, paragraph, strong, table
+from citrus.report.document import ABSENT, Block, Cell, Cells, Key, Section, code, figure, paragraph, strong, table
 from citrus.report.files import count, number, text
 from citrus.report.read import Record
 
@@ -54,7 +54,9 @@ def _headline_table(records: list[Record]) -> Block:
     names = [name for name in columns[0] if len(records) > 1 or name not in ("Method", "eps")]
     caption, runs = "Percent of test images classified right", [record.name for record in records]
     if len(records) > MOST_COLUMNS:
-        rows: list[Row] = [[run, *(column[name] for name in names)] for run, column in zip(runs, columns, strict=True)]
+        rows: list[Cells] = [
+            [run, *(column[name] for name in names)] for run, column in zip(runs, columns, strict=True)
+        ]
         return table(caption, ["Run", *names], rows)
     return table(caption, ["Measure", *runs], [_noted(name, [column[name] for column in columns]) for name in names])
 

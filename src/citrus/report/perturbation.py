@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from citrus.inputs import format_eps
-from citrus.report.document import ABSENT, Block, Cell, Picture, Row, Section, fold, gallery, paragraph, strong, table
+from citrus.report.document import ABSENT, Block, Cell, Cells, Picture, Section, fold, gallery, paragraph, strong, table
 from citrus.report.png import perturbation, png
 from citrus.report.read import Record
 from citrus.report.uap import Perturbed
@@ -76,7 +76,7 @@ def classes(records: list[Record]) -> Section | None:
     cells = {name: [column.get(name, Cell(ABSENT, bar=0.0)) for column in columns] for name in names}
     most = sorted(names, key=lambda name: -sum(cell.bar or 0.0 for cell in cells[name]))[:MOST_CLASSES]
     top = max(cell.bar or 0.0 for name in names for cell in cells[name]) or 1.0  # as wide as a bar can be
-    rows: list[Row] = [[name, *(replace(cell, bar=(cell.bar or 0.0) / top) for cell in cells[name])] for name in most]
+    rows: list[Cells] = [[name, *(replace(cell, bar=(cell.bar or 0.0) / top) for cell in cells[name])] for name in most]
     header = ("Class", *(f"{r.name}, eps {format_eps(p.eps)}, N = {p.group_size}" for r, p in shown))
     intro = "How many correctly classified images of a class a universal attack turns wrong, and what most become."
     blocks = [paragraph(intro), table("Classes by the share of images that fall", header, rows, "shares")]

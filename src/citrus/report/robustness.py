@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from citrus.inputs import format_eps
 from citrus.report.certifications import Certified
 from citrus.report.charts import Line, Point, bar_chart, line_chart, linear_axis, series_key, value_axis
-from citrus.report.document import ABSENT, Block, Cell, Key, Row, Section, code, figure, fold, paragraph, table
+from citrus.report.document import ABSENT, Block, Cell, Cells, Key, Section, code, figure, fold, paragraph, table
 from citrus.report.files import count, number
 from citrus.report.overview import OUTCOMES
 from citrus.report.read import Record
@@ -113,7 +113,7 @@ def _apart(names: Sequence[tuple[str, ...]], always: tuple[int, ...] = ()) -> li
 
 
 def _certifications(certified: list[tuple[Record, Certified]]) -> Block:
-    rows: list[Row] = []
+    rows: list[Cells] = []
     for record, c in certified:
         state = "" if c.finished else f" · {c.images} of {c.asked} images so far"
         name = Cell(f"{record.prefix}{c.setting}", f"{c.verifier}, groups: {c.grouping}{state}")
@@ -125,7 +125,7 @@ def _certifications(certified: list[tuple[Record, Certified]]) -> Block:
 
 def _attacks(records: list[Record]) -> Block:
     """What `citrus attack` measured: upper bounds without proofs."""
-    rows: list[Row] = []
+    rows: list[Cells] = []
     for record in records:
         for found in record.attacks:
             eps, size, images = number(found, "eps"), count(found, "group_size"), count(found, "attacked_images")
