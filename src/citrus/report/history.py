@@ -105,15 +105,16 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _environment(env: dict[str, Any]) -> dict[str, str]:
-    found = _flat({name: value for name, value in env.items() if name not in ("git", "command")})
-    command, git = env.get("command"), env.get("git")
+    """The command as one typed it, and of uncommitted changes only how many there are."""
+    shown = dict(env)
+    command, git = shown.get("command"), shown.pop("git", None)
     if isinstance(command, list):
-        found["command"] = _text(shlex.join(str(word) for word in command))
+        shown["command"] = shlex.join(str(word) for word in command)
     if isinstance(git, dict):
-        found["git commit"] = _text(git.get("commit"))
         changed = len(str(git.get("diff") or "").splitlines())
-        found["uncommitted changes"] = f"a diff of {changed} lines" if changed else "none"
-    return found
+        shown["git commit"] = git.get("commit")
+        shown["uncommitted changes"] = f"a diff of {changed} lines" if changed else "none"
+    return _flat(shown)
 
 
 def _text(value: Any) -> str:
