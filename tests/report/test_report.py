@@ -177,7 +177,7 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert found["Configuration: what differs"][:2] == [["Name", "ibp", "sabr"], ["method.name", "ibp", "sabr"]]
     shown = page(*paths).figures
     assert "ibp, certified" in shown["Accuracy against the radius eps"]
-    assert "sabr, total: from 3 to 1.333" in shown["Loss"]
+    assert "sabr: total: from 3 to 1.333" in shown["Loss"]
 
 
 def test_a_run_has_one_colour_in_all_charts(tmp_path: Path) -> None:

@@ -40,24 +40,21 @@ def _epoch(row: dict[str, Any], place: int) -> float:
 
 
 def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Block | None:
-    """One colour per run, or of a single run per line; the first kind solid, the second dashed."""
-    several = len(records) > 1
+    """One colour per run; the first kind solid, the second dashed."""
     lines, runs, styles = [], {}, {}
     for k, record in enumerate(records):
         for kind, (key, name, factor) in enumerate(kinds):
             values = [(_epoch(row, i), number(row, key)) for i, row in enumerate(record.metrics)]
             points = tuple((x, factor * y) for x, y in values if y is not None)
             if points:
-                label = f"{record.name}, {name}" if several else name
-                lines.append(Line(label, points, k if several else kind, dashed=kind > 0))
-                runs[k] = series_key(record.name, k)
-                styles[kind] = Key(name, "ink" if several else lines[-1].colour, "dashed" if kind else "solid")
+                lines.append(Line(record.prefix + name, points, k, dashed=kind > 0))
+                runs[k], styles[kind] = series_key(record.name, k), Key(name, "ink", "dashed" if kind else "solid")
     if not lines:
         return None
     ends = "; ".join(f"{line.label}: from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines)
     x = count_axis("epoch", (p[0] for line in lines for p in line.points))
     y = linear_axis(axis, [0.0, *(p[1] for line in lines for p in line.points)])
-    keys = (*(runs.values() if several else ()), *(styles.values() if len(styles) > 1 else ()))
+    keys = (*(runs.values() if len(records) > 1 else ()), *(styles.values() if len(styles) > 1 else ()))
     return figure(line_chart(f"training-{kinds[0][0]}", title, ends, (x, y), lines, keys))
 
 
