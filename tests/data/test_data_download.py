@@ -4,13 +4,14 @@ import hashlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from citrus.data import fetch, load
-from citrus.data.mirrors import REMOTE, Remote, RemoteFile
+from citrus.data.places import ORIGINALS, Download
 from citrus.errors import CitrusError
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB, several chunks
@@ -82,17 +83,11 @@ def server() -> Iterator[Server]:
 
 
 def offer(
-    monkeypatch: pytest.MonkeyPatch,
-    mirrors: tuple[str, ...],
-    files: dict[str, bytes],
-    md5: bool = False,
+    monkeypatch: pytest.MonkeyPatch, mirrors: tuple[str, ...], files: dict[str, bytes], kind: str = "sha256"
 ) -> None:
-    """Put a table entry in place of a real one."""
-    entries = []
-    for file, content in files.items():
-        sums = {"md5": hashlib.md5(content).hexdigest()} if md5 else {"sha256": hashlib.sha256(content).hexdigest()}
-        entries.append(RemoteFile(file, mirrors, len(content), **sums))
-    monkeypatch.setitem(REMOTE, "mnist", Remote(tuple(entries)))
+    """Put other files in place of those of MNIST."""
+    downloads = [Download(f, len(c), f"{kind}:{hashlib.new(kind, c).hexdigest()}") for f, c in files.items()]
+    monkeypatch.setitem(ORIGINALS, "mnist", replace(ORIGINALS["mnist"], mirrors=mirrors, downloads=tuple(downloads)))
 
 
 @pytest.fixture
@@ -115,12 +110,12 @@ def part(root: Path, content: bytes | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("md5", [False, True])
+@pytest.mark.parametrize("kind", ["sha256", "md5"])
 def test_a_good_file_arrives_with_progress(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, md5: bool
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     server.files = {"one.gz": CONTENT, "two.gz": b"small"}
-    offer(monkeypatch, (server.url,), server.files, md5=md5)
+    offer(monkeypatch, (server.url,), server.files, kind)
     seen: list[tuple[str, int, int]] = []
     folder = fetch("mnist", tmp_path, progress=lambda *row: seen.append(row))
     assert folder == tmp_path / "MNIST" / "raw"
@@ -248,9 +243,13 @@ def test_unknown_names_get_a_hint() -> None:
 
 
 def test_the_table_is_complete() -> None:
-    for name, remote in REMOTE.items():
-        assert remote.files, name
-        for file in remote.files:
-            assert len(file.sha256) == 64 or len(file.md5) == 32
+    lengths = {"sha256": 64, "md5": 32}
+    for name, original in ORIGINALS.items():
+        assert original.folders, name
+        assert original.downloads, name
+        assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in original.mirrors)
+        for file in original.downloads:
             assert file.size > 0
-            assert all(url.endswith(f"/{file.name}") for url in file.urls)
+            kind, _, digest = file.checksum.partition(":")
+            assert len(digest) == lengths[kind]
+        assert {len(checksum) for checksum in original.contents.values()} <= {0, len("sha256:") + 64}

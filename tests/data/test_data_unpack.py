@@ -4,12 +4,13 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from citrus.data import download, fetch
-from citrus.data.mirrors import REMOTE, Remote, RemoteFile
+from citrus.data.places import ORIGINALS, Download
 from citrus.errors import CitrusError
 
 CONTENT = bytes(range(256)) * 400
@@ -35,8 +36,8 @@ def zip_of(members: dict[str, bytes]) -> bytes:
 
 def offer_nowhere(monkeypatch: pytest.MonkeyPatch, name: str, archive: str, content: bytes) -> None:
     """A table entry whose archive no server has: it must be found on disk."""
-    file = RemoteFile(archive, (), len(content), sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(REMOTE, name, Remote((file,), archive=True))
+    file = Download(archive, len(content), f"sha256:{hashlib.sha256(content).hexdigest()}")
+    monkeypatch.setitem(ORIGINALS, name, replace(ORIGINALS[name], downloads=(file,), mirrors=()))
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_an_archive_put_there_by_hand_is_checked_and_unpacked(
 
 
 def test_cifar10_that_is_unpacked_and_right_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    contents = (("data_batch_1", hashlib.sha256(b"one").hexdigest()),)
-    monkeypatch.setitem(REMOTE, "cifar10", Remote((), archive=True, contents=contents))
+    contents = {"data_batch_1": f"sha256:{hashlib.sha256(b'one').hexdigest()}"}
+    monkeypatch.setitem(ORIGINALS, "cifar10", replace(ORIGINALS["cifar10"], mirrors=(), contents=contents))
     folder = tmp_path / "cifar10"
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(b"one")

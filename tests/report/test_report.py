@@ -13,18 +13,25 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from support.run_files import CONFIG, SUMMARY, epoch, read_page, rows, write_attack, write_certification, write_run
+from support.run_files import (
+    CONFIG,
+    SUMMARY,
+    Page,
+    epoch,
+    read_page,
+    rows,
+    write_attack,
+    write_certification,
+    write_run,
+)
 from support.synthetic import config, splits
 
 from citrus.cli import main
 from citrus.console import duration
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
-from citrus.report import page as page_module
+from citrus.report import document
 from citrus.report.charts import count_axis, linear_axis, value_axis
-from citrus.report.document import Document, Figures, Table
-from citrus.report.markdown import markdown
-from citrus.report.page import html_page
 from citrus.report.png import perturbation, png
 from citrus.report.read import read_runs
 from citrus.report.write import compose
@@ -33,12 +40,16 @@ from citrus.training import train
 HEADLINE = "Percent of test images classified right"
 
 
-def document(*paths: Path) -> Document:
-    return compose(read_runs(list(paths)))
+def page(*paths: Path) -> Page:
+    return read_page(compose(read_runs(list(paths))).html)
+
+
+def markdown(*paths: Path) -> str:
+    return compose(read_runs(list(paths))).markdown
 
 
 def tables(*paths: Path) -> dict[str, list[list[str]]]:
-    return read_page(html_page(document(*paths))).tables
+    return page(*paths).tables
 
 
 def missing(path: Path) -> str:
@@ -98,22 +109,15 @@ def test_a_certification_of_single_images_is_preferred_to_the_first_stages(tmp_p
 
 def test_another_eps_is_said(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", {"eps": 0.2})
-    proved = next(s for s in document(run).sections if s.anchor == "headline").blocks[-1]
-    assert isinstance(proved, Table)
-    notes = {row[0].text: row[0].note for row in proved.rows}
+    notes = page(run).notes[HEADLINE]
     assert notes["Certified, universal"] == "40 images, N = 5, eps 0.1"
     assert notes["Attacked, universal"] == "first 40 images, N = 5, eps 0.1"
     assert notes["Clean"] == "100 images"
 
 
-def figures(document: Document) -> dict[str, str]:
-    found = [block for section in document.sections for block in section.blocks if isinstance(block, Figures)]
-    return {figure.title: figure.description for block in found for figure in block.figures}
-
-
 def test_curves_tell_their_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
-    told = figures(document(run))
+    told = page(run).figures
     low, high = summary(run, "citrus-0.05-n5-dataset"), summary(run, "citrus-0.1-n5-dataset")
     certified = f"{low['correct']:.2f} at eps 0, {low['certified']:.2f} at eps 0.05, {high['certified']:.2f} at eps 0.1"
     assert certified in told["Accuracy against the radius eps"]
@@ -129,7 +133,7 @@ def test_a_shared_perturbation_is_an_attack_on_each_image_too(tmp_path: Path) ->
     run = write_run(tmp_path / "one")
     (run / "summary.json").write_text(json.dumps({**SUMMARY, "pgd": 99.0}))
     groups = summary(run, "citrus-0.1-n5-dataset")["attacked"]
-    assert f"{groups:.2f} at N 1, {groups:.2f} at N 5" in figures(document(run))["Accuracy against the group size N"]
+    assert f"{groups:.2f} at N 1, {groups:.2f} at N 5" in page(run).figures["Accuracy against the group size N"]
 
 
 def test_classes_and_perturbation(tmp_path: Path) -> None:
@@ -147,8 +151,7 @@ def test_classes_and_perturbation(tmp_path: Path) -> None:
     found = tables(run)["Classes by the share of images that fall"][1:]
     assert found[0] == ["top", f"{flipped} of {int(top.sum())}"]
     assert {row[0]: row[1].split()[0] for row in found[1:]} == {"middle": "0", "bottom": "0"}
-    page = read_page(html_page(document(run)))
-    seen = [a["alt"] or "" for tag, a in page.tags if tag == "img"]
+    seen = [a["alt"] or "" for tag, a in page(run).tags if tag == "img"]
     assert sum("amplified" in alt or "true scale" in alt for alt in seen) == 2
     assert sum("without it: seen as" in alt for alt in seen) == 5
     assert (
@@ -159,7 +162,7 @@ def test_classes_and_perturbation(tmp_path: Path) -> None:
 
 def test_markdown_tells_every_cell(tmp_path: Path) -> None:
     runs = write_run(tmp_path / "one"), write_run(tmp_path / "two", seed=7)
-    text = re.sub(r"\\(.)", r"\1", markdown(document(*runs)))
+    text = re.sub(r"\\(.)", r"\1", markdown(*runs))
     for caption, found in tables(*runs).items():
         assert caption in text
         for row in found:
@@ -172,9 +175,9 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert found[HEADLINE][0] == ["Measure", "ibp", "sabr"]
     assert found[HEADLINE][1] == ["Method", "ibp", "sabr"]
     assert found["Configuration: what differs"][:2] == [["Name", "ibp", "sabr"], ["method.name", "ibp", "sabr"]]
-    shown = figures(document(*paths))
+    shown = page(*paths).figures
     assert "ibp, certified" in shown["Accuracy against the radius eps"]
-    assert "sabr, total: from 3 to 1.333" in shown["Loss"]
+    assert "sabr: total: from 3 to 1.333" in shown["Loss"]
 
 
 def test_a_run_has_one_colour_in_all_charts(tmp_path: Path) -> None:
@@ -182,8 +185,8 @@ def test_a_run_has_one_colour_in_all_charts(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name) for name in ("uncertified", "untrained", "whole")]
     shutil.rmtree(paths[0] / "certify")
     (paths[1] / "metrics.jsonl").unlink()
-    found = [block for section in document(*paths).sections for block in section.blocks if isinstance(block, Figures)]
-    keys = [{key.text: key.colour for key in figure.keys} for block in found for figure in block.figures]
+    shown = page(*paths)
+    keys = [shown.keys[title] for title in shown.figures]
     assert len(keys) == 5
     assert {shown["whole"] for shown in keys} == {"s2"}
     assert {shown["untrained"] for shown in keys[:2]} == {"s1"}
@@ -194,7 +197,7 @@ def test_a_run_has_one_colour_in_all_charts(tmp_path: Path) -> None:
 def test_many_runs_become_rows_and_names_stay_apart(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(k) / "run") for k in range(5)]
     header, *found = tables(*paths, paths[0] / ".." / "run")[HEADLINE]
-    assert header[:4] == ["Measure", "Method", "eps", "Clean"]
+    assert header[:4] == ["Run", "Method", "eps", "Clean"]
     assert [row[0] for row in found] == [f"{k}/run" for k in range(5)]
     assert {row[3] for row in found} == {"96.00"}
 
@@ -226,11 +229,11 @@ def test_hostile_names_stay_harmless(name: str, tmp_path: Path, capsys: pytest.C
     assert "\x1b" not in capsys.readouterr().out
     html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    plain, usual = read_page(html), read_page(html_page(document(write_run(tmp_path / "usual"), tmp_path / "other")))
+    plain, usual = read_page(html), page(write_run(tmp_path / "usual"), tmp_path / "other")
     assert {tag for tag, _ in plain.tags} <= {tag for tag, _ in usual.tags} | {"wbr", "code"}
     known = {attribute for _, attributes in usual.tags for attribute in attributes}
     assert {attribute for _, attributes in plain.tags for attribute in attributes} <= known
-    assert page_module.plain(name).split()[0] in plain.text
+    assert document.plain(name).split()[0] in plain.text
     assert "<" not in re.sub(r"\\.|`[^`]*`", "", text)
     lines = [line for line in text.splitlines() if line.startswith("|")]
     columns = [re.sub(r"\\.", "", line).count("|") for line in lines]
@@ -240,16 +243,16 @@ def test_hostile_names_stay_harmless(name: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
-    page = read_page(html_page(document(write_run(tmp_path / "one"))))
-    tags = {tag for tag, _ in page.tags}
+    shown = page(write_run(tmp_path / "one"))
+    tags = {tag for tag, _ in shown.tags}
     assert not tags & {"script", "iframe", "object", "embed", "form", "input"}
-    sources = [a.get("src") or a.get("href") or "" for tag, a in page.tags if tag in ("img", "link", "a", "use")]
+    sources = [a.get("src") or a.get("href") or "" for tag, a in shown.tags if tag in ("img", "link", "a", "use")]
     assert all(source.startswith(("data:", "#")) for source in sources)
-    ids = [a["id"] for _, a in page.tags if "id" in a]
+    ids = [a["id"] for _, a in shown.tags if "id" in a]
     assert len(ids) == len(set(ids))
     assert {s[1:] for s in sources if s.startswith("#")} <= set(ids)
-    assert all(a.get("alt") for tag, a in page.tags if tag == "img")
-    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert all(a.get("alt") for tag, a in shown.tags if tag == "img")
+    levels = [int(tag[1]) for tag, _ in shown.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -270,11 +273,10 @@ def test_what_is_missing_is_said_and_the_rest_shown(part: str, tmp_path: Path) -
     run = write_run(tmp_path / "one")
     shutil.rmtree(run / part) if (run / part).is_dir() else (run / part).unlink()
     assert REMOVED[part] in missing(run)
-    page = read_page(html_page(document(run)))
-    whole = read_page(html_page(document(write_run(tmp_path / "whole"))))
-    assert "What is missing" in page.text
-    assert len(page.tables) >= len(whole.tables) - 3
-    assert HEADLINE in page.tables
+    shown, whole = page(run), page(write_run(tmp_path / "whole"))
+    assert "What is missing" in shown.text
+    assert len(shown.tables) >= len(whole.tables) - 3
+    assert HEADLINE in shown.tables
 
 
 def test_half_written_lines(tmp_path: Path) -> None:
@@ -285,6 +287,28 @@ def test_half_written_lines(tmp_path: Path) -> None:
             open_file.write('{"epoch": 6, "loss": 0.')
     assert tables(run) == before
     assert missing(run).count("one line is half-written") == 2
+
+
+def test_a_line_that_is_no_row_is_left_out_and_said(tmp_path: Path) -> None:
+    """Its images are not counted, neither as proved nor as open."""
+    file = write_certification(tmp_path / "one", 0.1, 5)
+    asked, first, *others = file.read_text().splitlines()
+    damaged = json.dumps({**json.loads(first), "certified": -5})
+    file.write_text("\n".join([asked, damaged, *others]))
+    assert "one line is half-written or damaged" in missing(tmp_path / "one")
+    found = {row[0]: row[1] for row in tables(tmp_path / "one")[HEADLINE]}
+    assert found["Certified, universal"] == f"{100 * sum(row.certified for row in rows(5)[1:]) / 35:.2f}"
+
+
+def test_unfinished_groups_without_misclassified_images_count_up_to_the_last(tmp_path: Path) -> None:
+    """With --grouping correct no group holds an image that is wrong without a perturbation."""
+    file = write_certification(tmp_path / "certify", 0.1, 5, finished=False)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[0]["grouping"] = "correct"
+    for line in lines[1:]:
+        line["index"] = [2 * place for place in line["index"]]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert "39 of 40 images so far" in missing(tmp_path)
 
 
 def test_a_run_that_is_still_going(tmp_path: Path) -> None:
@@ -301,22 +325,15 @@ def test_a_run_that_is_still_going(tmp_path: Path) -> None:
     found = {row[0]: row[1] for row in tables(run)[HEADLINE]}
     assert found["Certified, universal"] == f"{100 * sum(row.certified for row in done) / 20:.2f}"
     assert found["Training time"] == duration(80)
-    assert "epoch 4 of 6" in document(run).subtitle
+    assert "epoch 4 of 6" in page(run).text
 
 
-def test_files_of_an_older_version(tmp_path: Path) -> None:
-    """Outcomes under "images", and perturbations without what they do; the picture beside them is shown instead."""
+def test_a_perturbation_that_says_too_little_is_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
-    before = tables(run)[HEADLINE]
-    file = run / "certify" / "citrus-0.1-n5-dataset.json"
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps({**values, "images": values.pop("outcomes")}))
     save_tensors(run / "uap" / "0.1.safetensors", {"delta": torch.zeros(4, 1, 12, 12)}, {"eps": 0.1})
-    (run / "uap" / "0.1.png").write_bytes(png(torch.zeros(1, 2, 2)))
-    page = read_page(html_page(document(run)))
-    assert page.tables[HEADLINE] == before
-    assert "older version" in missing(run)
-    assert sum(tag == "img" for tag, _ in page.tags) == 1
+    assert "uap/0.1.safetensors is damaged" in missing(run)
+    assert f"citrus attack {run} --eps 0.1" in missing(run)
+    assert not any(tag == "img" for tag, _ in page(run).tags)
 
 
 def test_an_empty_folder_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +369,7 @@ def test_damaged_files_never_stop_a_report(change: Callable[[bytes], bytes], tmp
         file = write_run(run) / victim
         file.write_bytes(change(file.read_bytes() if file.exists() else json.dumps(SUMMARY).encode()))
         assert HEADLINE in tables(run)
-        assert markdown(document(run))
+        assert markdown(run)
 
 
 @pytest.mark.parametrize(
@@ -395,6 +412,15 @@ def test_where_reports_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     places = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("report.*"))
     folders = ("elsewhere/deep", "report", "runs/a")
     assert places == [f"{folder}/report.{kind}" for folder in folders for kind in ("html", "md")]
+
+
+def test_the_picture_is_drawn_from_the_file_of_the_perturbation(tmp_path: Path) -> None:
+    picture = pytest.importorskip("citrus.report.picture", reason="needs matplotlib (citrus-uap[report])")
+    file = tmp_path / "uap" / "0.5.safetensors"
+    write_attack(file)
+    assert picture.draw_perturbation(file) == file.with_suffix(".png")
+    colours = Image.open(file.with_suffix(".png")).convert("RGB").getcolors(1 << 24)
+    assert any(colour == (255, 0, 0) for _, colour in colours)  # of a wrong prediction
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -444,7 +470,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_colours_have_contrast(theme: str) -> None:
     """WCAG AA on the page's ground: 4.5 for text, 3 for what is drawn."""
-    css = Path(page_module.__file__).with_name("page.css").read_text()
+    css = Path(document.__file__).with_name("page.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", css.split("prefers-color-scheme: dark")[k])) for k in (0, 1))
     colours = light if theme == "light" else dark
     assert light.keys() == dark.keys()
@@ -460,17 +486,17 @@ def test_colours_have_contrast(theme: str) -> None:
 def test_from_training_to_report(tmp_path: Path) -> None:
     """What training really writes is enough for numbers, curves, pictures and classes."""
     run = train(config(), tmp_path / "run", splits=splits()).path
-    page = read_page(html_page(document(run)))
+    shown = page(run)
     written = json.loads((run / "summary.json").read_text())
-    found = {row[0]: row[1] for row in page.tables[HEADLINE]}
+    found = {row[0]: row[1] for row in shown.tables[HEADLINE]}
     names = {"Clean": "clean", "Attacked, one by one (PGD)": "pgd", "Attacked, universal": "universal"}
     assert {name: found[name] for name in names} == {name: f"{written[key]:.2f}" for name, key in names.items()}
-    assert sum(tag == "img" for tag, _ in page.tags) > 2
-    fallen = [row[1].split(" of ") for row in page.tables["Classes by the share of images that fall"][1:]]
+    assert sum(tag == "img" for tag, _ in shown.tags) > 2
+    fallen = [row[1].split(" of ") for row in shown.tables["Classes by the share of images that fall"][1:]]
     right = sum(int(whole) for _, whole in fallen)
     left = 100 * (right - sum(int(number) for number, _ in fallen)) / written["attacked_images"]
     assert left <= written["universal"] + 1e-9  # where a perturbation mends a wrong prediction, that counts as well
-    assert "Nothing is certified yet" in page.text
+    assert "Nothing is certified yet" in shown.text
 
 
 def test_configuration_and_environment(tmp_path: Path) -> None:

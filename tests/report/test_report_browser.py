@@ -80,8 +80,13 @@ def test_says_what_the_files_say(browser: Browser, pages: dict[str, Path]) -> No
     assert browser.evaluate("document.querySelector('h1').textContent") == "quickstart"
     headings = browser.evaluate("[...document.querySelectorAll('h2')].map(h => h.textContent)")
     assert headings == [
-        *("How robust it is", "Against eps and group size", "Which proof did the work"),
-        *("One perturbation for many images", "Which classes fall", "Training", "Configuration and environment"),
+        "How robust it is",
+        "Against eps and group size",
+        "Which proof did the work",
+        "One perturbation for many images",
+        "Which classes fall",
+        "Training",
+        "Configuration and environment",
     ]
 
 

@@ -86,8 +86,8 @@ def rows(size: int, images: int = 40, seed: int = 0) -> list[GroupResult]:
         if number % 2:
             fall, open_, wrong = torch.randint(0, 2, (3,), generator=generator).tolist()
             right = size - wrong
-            attacked = right - fall
-            certified = attacked - open_
+            attacked = max(right - fall, 0)
+            certified = max(attacked - open_, 0)
         stages = {"interval": certified - 2, "crown": 1, "joint": 1} if certified > 2 else {"interval": certified}
         verdict = verdict_of(size, certified, attacked, timed_out=False)
         places = tuple(range(start, start + size))
@@ -129,30 +129,45 @@ def write_attack(path: Path, seed: int = 0, classes: tuple[str, ...] = ("top", "
     save_universal(path, 0.5, 5, classes, UniversalResult(delta, groups, fooled), images, data.labels, network)
 
 
-class _Page(HTMLParser):
-    """Tables by caption, all tags with their attributes, and all text."""
+class Page(HTMLParser):
+    """Tables and figures by caption, all tags with their attributes, and all text."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tables: dict[str, list[list[str]]] = {}
+        self.notes: dict[str, dict[str, str]] = {}
+        """Of every table, what is said smaller below the names of its rows."""
+        self.figures: dict[str, str] = {}
+        """What every figure says in words."""
+        self.keys: dict[str, dict[str, str]] = {}
+        """Of every figure, the entries of its legend and the class of their colour."""
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self._caption, self._rows, self._where = "", [], ""
+        self._caption, self._rows, self._notes, self._where = "", [], [], ""
+        self._title, self._key = "", ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+        values = dict(attrs)
+        self.tags.append((tag, values))
         if tag == "table":
-            self._caption, self._rows = "", []
+            self._caption, self._rows, self._notes = "", [], []
         elif tag == "tr":
             self._rows.append([])
+            self._notes.append("")
         elif tag in ("th", "td"):
             self._rows[-1].append("")
-        if tag in ("caption", "th", "td", "small", "style"):
+        elif tag == "figcaption":
+            self._title = ""
+        elif "swatch" in (values.get("class") or "") or (values.get("class") or "").startswith("key "):
+            self._key = (values["class"] or "").split("k-")[-1]
+        if tag in ("caption", "th", "td", "small", "style", "figcaption", "desc", "li"):
             self._where = tag
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "table":
             self.tables[self._caption] = [[cell.strip() for cell in row] for row in self._rows]
+            names = [row[0] for row in self.tables[self._caption]]
+            self.notes[self._caption] = dict(zip(names, self._notes, strict=True))
         if tag == self._where:
             self._where = ""
 
@@ -160,13 +175,23 @@ class _Page(HTMLParser):
         if self._where == "style":
             return
         self.text += data
+        data = data.replace("\N{NO-BREAK SPACE}", " ")
         if self._where == "caption":
             self._caption += data
         elif self._where in ("th", "td"):
-            self._rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
+            self._rows[-1][-1] += data
+        elif self._where == "small" and len(self._rows[-1]) == 1:
+            self._notes[-1] += data
+        elif self._where == "figcaption":
+            self._title += data
+            self.keys[self._title] = {}
+        elif self._where == "desc":
+            self.figures[self._title] = self.figures.get(self._title, "") + data
+        elif self._where == "li" and self._title in self.keys:
+            self.keys[self._title][data] = self._key
 
 
-def read_page(html: str) -> _Page:
-    page = _Page()
+def read_page(html: str) -> Page:
+    page = Page()
     page.feed(html)
     return page

@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
     save_universal(path, eps, size, test.classes, attack, images, test.labels, network)
     write_json(path.with_suffix(".json"), asdict(result))
     print(evaluation_table(result))
-    picture = save_picture(Path(folder), eps, attack, images, test.labels, network)
+    picture = save_picture(Path(folder), eps)
     print(
         f"\nperturbations  {path}\n" + (f"picture        {picture}" if picture else "picture        needs matplotlib")
     )

@@ -26,25 +26,21 @@ def run(arguments: list[str]) -> int:
     if action not in ACTIONS:
         raise CitrusError(f"What about data? {suggest(action or '', ACTIONS)}")
     if action == "list":
-        rows = [_row(info, place) for info, place in known(flags.data_dir)]
+        rows = [
+            [info.name, "x".join(map(str, info.shape)), str(info.classes), str(place or "not found")]
+            for info, place in known(flags.data_dir)
+        ]
         print(table(["name", "shape", "classes", "found in"], rows))
         return 0
     if not name:
-        raise CitrusError(f"`citrus data {action}` needs the name of a data set: {suggest('', _names())}")
+        names = [info.name for info, _ in known()]
+        raise CitrusError(f"`citrus data {action}` needs the name of a data set: {suggest('', names)}")
     if action == "fetch":
         print(_fetch(name, flags.data_dir))
     else:
         for key, value in describe(name, flags.data_dir).items():
             print(f"{key:12}{_text(value)}")
     return 0
-
-
-def _names() -> list[str]:
-    return [info.name for info, _ in known()]
-
-
-def _row(info: Any, place: Any) -> list[str]:
-    return [info.name, "x".join(map(str, info.shape)), str(info.classes), str(place or "not found")]
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from citrus.commands.flags import parse_flags, take_word
 from citrus.errors import CitrusError
-from citrus.report.page import plain
+from citrus.report.document import plain
 from citrus.report.read import read_runs
 from citrus.report.write import write_report
 

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from torch import Tensor, nn
-
-from citrus.attacks import UniversalResult
 from citrus.certify.result import Certification
 from citrus.console import table
 from citrus.inputs import format_eps
@@ -31,13 +28,10 @@ def evaluation_table(result: Evaluation, certified: Certification | None = None)
     return table(["measure", "percent", "on"], rows, title)
 
 
-def save_picture(
-    out: Path, eps: float, attack: UniversalResult, images: Tensor, labels: Tensor, network: nn.Module
-) -> Path | None:
-    """The strongest perturbation found, as a PNG in the run folder; None when matplotlib is not installed."""
+def save_picture(out: Path, eps: float) -> Path | None:
+    """The strongest perturbation found, as a PNG beside its file; None when matplotlib is not installed."""
     try:
-        from citrus.report.picture import universal_picture
+        from citrus.report.picture import draw_perturbation
     except ImportError:
         return None
-    path = out / "uap" / f"{format_eps(eps).replace('/', '-')}.png"
-    return universal_picture(path, eps, attack, images, labels, network)
+    return draw_perturbation(out / "uap" / f"{format_eps(eps).replace('/', '-')}.safetensors")

@@ -120,8 +120,8 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
             bar.close()
         print(text, file=sys.stderr, flush=True)
 
-    def on_attack(*found: Any) -> None:
-        save_picture(out, config.eps, *found)
+    def on_attack(*_: Any) -> None:
+        save_picture(out, config.eps)
 
     events = Events(on_step=on_step, on_epoch=on_epoch, on_stage=on_stage, on_attack=on_attack)
     try:

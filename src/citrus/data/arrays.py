@@ -6,25 +6,24 @@ fifth becomes the test set. Images are uint8, or floats in [0, 1], which are rou
 may be given: an array `classes` in the .npz file, a JSON list `classes` in the metadata of the .safetensors file.
 """
 
-from __future__ import annotations
-
 import json
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from citrus.data.dataset import Dataset, permutation
+from citrus.data.dataset import Dataset, hold_out, reading
 from citrus.errors import CitrusError
 
 SUFFIXES = (".npz", ".safetensors")
-SPLIT_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
-WHOLE_KEYS = ("images", "labels")
+KINDS = (("train_images", "train_labels", "test_images", "test_labels"), ("images", "labels"))
 TEST_SHARE = 0.2
+SAVE_AGAIN = "save it again"
+
+Arrays = tuple[dict[str, np.ndarray], tuple[str, ...]]
+"""Arrays by name, and the names of the classes where the file gives them."""
 
 
 def read(path: Path) -> tuple[Dataset, Dataset]:
@@ -32,56 +31,42 @@ def read(path: Path) -> tuple[Dataset, Dataset]:
     if not path.is_file():
         raise CitrusError(f"data file {path} does not exist.")
     arrays, names = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    groups = [keys for keys in (SPLIT_KEYS, WHOLE_KEYS) if all(key in arrays for key in keys)]
-    if len(groups) != 1:
-        problem = "both kinds of arrays" if groups else f"the arrays {', '.join(sorted(arrays)) or '(none)'}"
-        raise CitrusError(f"{path} holds {problem}, but must hold either {', '.join(SPLIT_KEYS)} or images, labels.")
-    values = [arrays[key] for key in groups[0]]
-    images = [_images(value, f"{path}: {key}") for key, value in zip(groups[0][::2], values[::2], strict=True)]
-    labels = [_labels(value, f"{path}: {key}") for key, value in zip(groups[0][1::2], values[1::2], strict=True)]
-    highest = max(int(part.max()) for part in labels)
-    if names is None:
-        names = tuple(str(i) for i in range(highest + 1))
-    parts = [Dataset(path.stem, *pair, names) for pair in zip(images, labels, strict=True)]
+    kinds = [keys for keys in KINDS if all(key in arrays for key in keys)]
+    if len(kinds) != 1:
+        problem = "both kinds of arrays" if kinds else f"the arrays {', '.join(sorted(arrays)) or '(none)'}"
+        raise CitrusError(f"{path} holds {problem}, but must hold either {', '.join(KINDS[0])} or images, labels.")
+    images = [_images(arrays[key], f"{path}: {key}") for key in kinds[0][::2]]
+    labels = [_labels(arrays[key], f"{path}: {key}") for key in kinds[0][1::2]]
+    names = names or tuple(str(i) for i in range(1 + max(int(part.max()) for part in labels)))
+    parts = [Dataset(path.stem, x, y, names) for x, y in zip(images, labels, strict=True)]
     if len(parts) == 1:
-        return _split(parts[0], path)
+        if len(parts[0]) < 2:
+            raise CitrusError(f"{path} holds one image only, which cannot be split into training and test images.")
+        return hold_out(parts[0], max(1, round(TEST_SHARE * len(parts[0]))))
     if parts[0].shape != parts[1].shape:
         raise CitrusError(f"{path}: training images are {parts[0].shape} but test images {parts[1].shape} (C, H, W).")
     return parts[0], parts[1]
 
 
-def _split(whole: Dataset, path: Path) -> tuple[Dataset, Dataset]:
-    if len(whole) < 2:
-        raise CitrusError(f"{path} holds one image only, which cannot be split into training and test images.")
-    order, count = permutation(len(whole)), max(1, round(TEST_SHARE * len(whole)))
-    return whole.subset(order[count:]), whole.subset(order[:count])
+def _read_npz(path: Path) -> Arrays:
+    # Opened here, since np.load does not close a file in which it finds no archive.
+    opened = reading(path, "an .npz file of plain arrays", SAVE_AGAIN)
+    with opened, path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files if key in (*KINDS[0], *KINDS[1], "classes")}
+    return arrays, tuple(str(name) for name in arrays.pop("classes", np.array([])).ravel())
 
 
-def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...] | None]:
-    try:
-        # Opened here, since np.load does not close a file in which it finds no archive.
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key in (*SPLIT_KEYS, *WHOLE_KEYS, "classes")}
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise CitrusError(f"{path} cannot be read as an .npz file of plain arrays ({error}).") from error
-    names = arrays.pop("classes", None)
-    return arrays, None if names is None else tuple(str(name) for name in names.ravel())
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...] | None]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            wanted = [key for key in file.keys() if key in (*SPLIT_KEYS, *WHOLE_KEYS)]  # noqa: SIM118 (not a dict)
-            tensors = {key: file.get_tensor(key) for key in wanted}
-            names = json.loads((file.metadata() or {}).get("classes", "null"))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CitrusError(f"{path} cannot be read as a .safetensors file ({error}).") from error
-    if names is not None and not isinstance(names, list):
-        raise CitrusError(f"{path}: the metadata entry 'classes' must be a JSON list of names.")
+def _read_safetensors(path: Path) -> Arrays:
+    with reading(path, "a .safetensors file", SAVE_AGAIN), safe_open(path, framework="pt") as file:
+        wanted = [key for key in file.keys() if key in (*KINDS[0], *KINDS[1])]  # noqa: SIM118 (not a dict)
+        tensors = {key: file.get_tensor(key) for key in wanted}
+        names = json.loads((file.metadata() or {}).get("classes", "[]"))
+        if not isinstance(names, list):
+            raise ValueError("the metadata entry 'classes' must be a JSON list of names")
     # NumPy has no bfloat16; float32 holds every half-precision number exactly.
     halves = (torch.bfloat16, torch.float16)
     arrays = {key: (t.float() if t.dtype in halves else t).numpy() for key, t in tensors.items()}
-    return arrays, None if names is None else tuple(str(name) for name in names)
+    return arrays, tuple(str(name) for name in names)
 
 
 def _images(array: np.ndarray, where: str) -> Tensor:

@@ -1,9 +1,7 @@
 """The data sets known by name, and the one function that loads any of them or a user's file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +32,7 @@ READERS: dict[str, Callable[[str, Path], tuple[Dataset, Dataset]]] = {
 
 
 def load(
-    name_or_path: str | Path,
-    data_dir: str | Path | None = None,
-    validation: int = 0,
-    download: bool = False,
+    name_or_path: str | Path, data_dir: str | Path | None = None, validation: int = 0, download: bool = False
 ) -> Splits:
     """A data set by name, or a user's .npz or .safetensors file (see `arrays` for what it may hold).
 
@@ -51,7 +46,7 @@ def load(
 
 def known(data_dir: str | Path | None = None) -> list[tuple[DatasetInfo, Path | None]]:
     """Every data set known by name, and where it lies (None: not on this machine)."""
-    return [(info, _locate(name, data_dir)) for name, info in INFO.items()]
+    return [(info, places.locate(name, data_dir)) for name, info in INFO.items()]
 
 
 def describe(name_or_path: str | Path, data_dir: str | Path | None = None) -> dict[str, Any]:
@@ -62,8 +57,7 @@ def describe(name_or_path: str | Path, data_dir: str | Path | None = None) -> di
     total = sum(block.sum((0, 2, 3), dtype=torch.int64) for block in train.images.split(4096))
     pixels = len(train) * info.shape[1] * info.shape[2]
     return {
-        "name": info.name,
-        "shape": info.shape,
+        **asdict(info),
         "classes": train.classes,
         "sizes": {part: len(dataset) for part, dataset in parts.items()},
         "per_class": {
@@ -71,10 +65,6 @@ def describe(name_or_path: str | Path, data_dir: str | Path | None = None) -> di
         },
         "found": str(place),
         "mean_pixel": tuple(float(value) / pixels / 255 for value in torch.as_tensor(total)),
-        "mean": info.mean,
-        "std": info.std,
-        "flip": info.flip,
-        "pad": info.pad,
     }
 
 
@@ -83,26 +73,18 @@ def _read(
 ) -> tuple[Dataset, Dataset, DatasetInfo, Path]:
     """Training set, test set, the facts and the place they were read from."""
     name = str(name_or_path)
-    if name not in INFO:
-        path = Path(name_or_path).expanduser()
-        if path.suffix not in arrays.SUFFIXES:
-            if path.exists() or len(path.parts) > 1:
-                raise CitrusError(
-                    f"{path} is not a data file: give a file that ends in {' or '.join(arrays.SUFFIXES)}."
-                )
-            raise CitrusError(f"unknown data set {name!r}; {suggest(name, INFO)}")
-        train, test = arrays.read(path)
-        channels = train.shape[0]
-        info = DatasetInfo(path.stem, train.shape, len(train.classes), (0.0,) * channels, (1.0,) * channels)
-        return train, test, info, path
-    place = _locate(name, data_dir)
-    if place is None and fetch:
-        place = download.fetch(name, data_dir)
-    if place is None:
-        raise digits.not_found() if name == "digits" else places.not_found(name, data_dir)
-    train, test = READERS[name](name, place)
-    return train, test, replace(INFO[name], classes=len(train.classes)), place
-
-
-def _locate(name: str, data_dir: str | Path | None) -> Path | None:
-    return digits.locate() if name == "digits" else places.locate(name, data_dir)
+    if name in INFO:
+        if fetch and places.locate(name, data_dir) is None:
+            download.fetch(name, data_dir)
+        place = places.find(name, data_dir)
+        train, test = READERS[name](name, place)
+        return train, test, replace(INFO[name], classes=len(train.classes)), place
+    path = Path(name_or_path).expanduser()
+    if path.suffix not in arrays.SUFFIXES:
+        if path.exists() or len(path.parts) > 1:
+            raise CitrusError(f"{path} is not a data file: give a file that ends in {' or '.join(arrays.SUFFIXES)}.")
+        raise CitrusError(f"unknown data set {name!r}; {suggest(name, INFO)}")
+    train, test = arrays.read(path)
+    channels = train.shape[0]
+    info = DatasetInfo(path.stem, train.shape, len(train.classes), (0.0,) * channels, (1.0,) * channels)
+    return train, test, info, path

@@ -7,7 +7,6 @@ knows only the three names which the original batches use; a file that asks for 
 import io
 import pickle
 import tarfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from citrus.data.dataset import Dataset
-from citrus.data.places import CIFAR_FILES
-from citrus.errors import CitrusError
+from citrus.data.dataset import FETCH_AGAIN, Dataset, reading
+from citrus.data.places import ORIGINALS
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FILES = tuple(ORIGINALS["cifar10"].contents)  # the test images come last
 PIXELS = 3 * 32 * 32
 
 # NumPy's function that rebuilds an array, taken from where NumPy itself puts it: its module has moved over the years.
@@ -44,50 +43,39 @@ class BatchUnpickler(pickle.Unpickler):
 
 def read(name: str, place: Path) -> tuple[Dataset, Dataset]:
     """Training and test set from `place`: a folder with the six batches, or the archive that holds them."""
-    contents = _from_archive(place) if place.is_file() else _from_folder(place)
-    parts = [_batch(contents.pop(file), place / file) for file in CIFAR_FILES]
-    datasets = []
-    for group in (parts[:-1], parts[-1:]):
-        images = torch.from_numpy(np.concatenate([images for images, _ in group]))
-        labels = torch.from_numpy(np.concatenate([labels for _, labels in group]))
-        datasets.append(Dataset(name, images.view(-1, 3, 32, 32), labels, CLASSES))
-    return datasets[0], datasets[1]
+    with reading(place, "the batches of CIFAR-10", FETCH_AGAIN):
+        contents = _from_archive(place) if place.is_file() else {f: (place / f).read_bytes() for f in FILES}
+    batches = [_batch(contents.pop(file), place / file) for file in FILES]
+    return _joined(name, batches[:-1]), _joined(name, batches[-1:])
 
 
-def _from_folder(folder: Path) -> dict[str, bytes]:
-    try:
-        return {file: (folder / file).read_bytes() for file in CIFAR_FILES}
-    except OSError as error:
-        raise CitrusError(f"{folder} cannot be read: {error}.") from error
+def _joined(name: str, batches: list[tuple[np.ndarray, np.ndarray]]) -> Dataset:
+    images, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*batches, strict=True))
+    return Dataset(name, images.view(-1, 3, 32, 32), labels, CLASSES)
 
 
 def _from_archive(archive: Path) -> dict[str, bytes]:
     contents = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                stream = tar.extractfile(member) if Path(member.name).name in CIFAR_FILES else None
-                if stream is not None:
-                    contents[Path(member.name).name] = stream.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise CitrusError(f"{archive} cannot be read ({error}); delete it and fetch it again.") from error
-    missing = [file for file in CIFAR_FILES if file not in contents]
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if Path(member.name).name in FILES else None
+            if stream is not None:
+                contents[Path(member.name).name] = stream.read()
+    missing = [file for file in FILES if file not in contents]
     if missing:
-        raise CitrusError(f"{archive} lacks {', '.join(missing)}; delete it and fetch it again.")
+        raise ValueError(f"it lacks {', '.join(missing)}")
     return contents
 
 
 def _batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 3072) uint8 and labels (n,) int64 of one batch."""
-    try:
+    with reading(path, "a CIFAR-10 batch", FETCH_AGAIN):
         batch = BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
         # Python 2 wrote the keys as bytes; a batch written again by Python 3 has strings.
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         images, labels = fields["data"], np.asarray(fields["labels"]).reshape(len(fields["labels"]))
-    except Exception as error:  # a damaged pickle can fail in any way, and every way means the same to the user
-        raise CitrusError(f"{path} is not a CIFAR-10 batch ({error}); delete it and fetch it again.") from error
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (len(labels), PIXELS):
-        raise CitrusError(f"{path} does not hold {PIXELS} bytes for each of its {len(labels)} labels; fetch it again.")
-    if labels.dtype.kind not in "iu" or labels.size == 0 or labels.min() < 0 or labels.max() > 9:
-        raise CitrusError(f"{path} holds labels that are not numbers from 0 to 9; delete it and fetch it again.")
-    return images, labels.astype(np.int64)
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (len(labels), PIXELS):
+            raise ValueError(f"it does not hold {PIXELS} bytes for each of its {len(labels)} labels")
+        if labels.dtype.kind not in "iu" or labels.size == 0 or labels.min() < 0 or labels.max() > 9:
+            raise ValueError("its labels are not numbers from 0 to 9")
+        return images, labels.astype(np.int64)

@@ -1,13 +1,13 @@
-"""What every reader returns: whole data sets as uint8 tensors, checked once at the door.
+"""What every reader returns: whole data sets as uint8 tensors, checked once when they are made.
 
 A data set is small enough to live on the device as one tensor, so there is no loader and no worker process:
 indexing and augmentation are batched tensor operations (see `augment`).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from citrus.errors import CitrusError
 
+FETCH_AGAIN = "delete it and fetch it again"
 SPLIT_SEED = 7919  # of every split made here; never the training seed, so all runs see the same held-out images
 
 
@@ -28,26 +29,22 @@ class Dataset:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        images, labels = self.images, self.labels
+        images, labels, classes = self.images, self.labels, len(self.classes)
         if images.dtype != torch.uint8 or images.ndim != 4:
-            raise CitrusError(
-                f"data set {self.name!r}: images are {_describe(images)}, but must be uint8 of shape (n, C, H, W)."
-            )
+            raise self._wrong(f"images are {_describe(images)}, but must be uint8 of shape (n, C, H, W)")
         if labels.dtype != torch.int64 or labels.ndim != 1:
-            raise CitrusError(
-                f"data set {self.name!r}: labels are {_describe(labels)}, but must be int64 of shape (n,)."
-            )
+            raise self._wrong(f"labels are {_describe(labels)}, but must be int64 of shape (n,)")
         if len(images) != len(labels):
-            raise CitrusError(
-                f"data set {self.name!r} has {len(images)} images but {len(labels)} labels; give one label per image."
-            )
+            raise self._wrong(f"there are {len(images)} images but {len(labels)} labels; give one label per image")
         if len(labels):
             low, high = (int(end) for end in torch.aminmax(labels))
-            if low < 0 or high >= len(self.classes):
-                raise CitrusError(
-                    f"data set {self.name!r}: labels go from {low} to {high}, but with {len(self.classes)} classes "
-                    f"they must lie in 0..{len(self.classes) - 1}."
+            if low < 0 or high >= classes:
+                raise self._wrong(
+                    f"labels go from {low} to {high}, but with {classes} classes they must lie in 0..{classes - 1}"
                 )
+
+    def _wrong(self, what: str) -> CitrusError:
+        return CitrusError(f"data set {self.name!r}: {what}.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,11 +55,11 @@ class Dataset:
         _, channels, height, width = self.images.shape
         return channels, height, width
 
-    def to(self, device: torch.device | str) -> Dataset:
+    def to(self, device: torch.device | str) -> "Dataset":
         """The same data set with both tensors on `device`."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
-    def subset(self, index: Tensor | Sequence[int] | slice) -> Dataset:
+    def subset(self, index: Tensor | Sequence[int] | slice) -> "Dataset":
         """The images that `index` selects, in its order: positions, a boolean mask or a slice."""
         if not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.images.device)
@@ -128,6 +125,17 @@ def hold_out(train: Dataset, count: int) -> tuple[Dataset, Dataset]:
     order = permutation(len(train))
     # The order of what stays is the original one, so that count=0 changes nothing.
     return train if count == 0 else train.subset(order[count:].sort().values), train.subset(order[:count])
+
+
+@contextmanager
+def reading(path: Path, kind: str, remedy: str) -> Iterator[None]:
+    """A damaged file can fail in any way while it is read, and every way means the same to the user."""
+    try:
+        yield
+    except CitrusError:
+        raise
+    except Exception as error:
+        raise CitrusError(f"{path} cannot be read as {kind} ({error}); {remedy}.") from error
 
 
 def _describe(tensor: Tensor) -> str:

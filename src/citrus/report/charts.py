@@ -1,17 +1,17 @@
-"""Line charts as SVG. Places are percentages of the plot: a chart fills any width, and its letters keep their size."""
+"""Charts as SVG. Places are percentages of the plot: a chart fills any width, and its letters keep their size."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from citrus.report.document import Figure, Key
+from citrus.report.document import SHAPES, Figure, Key
 
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5")
 """Names of colours that colour-blind eyes tell apart; the page's style sheet holds their values."""
-SHAPES = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-4.8 4.6 3.6h-9.2z", "M0-5 5 0 0 5-5 0z")
 MOST_MARKERS = 12  # of a line; a longer one has some, so that its shape tells it apart as well as its colour
 Point = tuple[float, float]
+Part = tuple[str, str, int]  # of a bar: name, colour, count
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Line:
 
     @property
     def colour(self) -> str:
-        return colour(self.series)
+        return SERIES[self.series % len(SERIES)]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,9 @@ class Axis:
         return 100 * (scale(value) - low) / (high - low)
 
 
-def colour(series: int) -> str:
-    return SERIES[series % len(SERIES)]
-
-
 def series_key(text: str, series: int) -> Key:
     """The legend's entry of a series."""
-    return Key(text, colour(series), "marker", series)
+    return Key(text, SERIES[series % len(SERIES)], "marker", series)
 
 
 def linear_axis(label: str, values: Iterable[float], span: float = 1e-9) -> Axis:
@@ -103,19 +99,23 @@ def line_chart(
     lines: Sequence[Line],
     keys: tuple[Key, ...],
     bands: Sequence[tuple[Line, Line]] = (),
-    note: str = "",
 ) -> Figure:
     """Lines with markers where they are few; `bands` fill what lies between two lines."""
     x, y = axes
+    drawn = ""
+    for there, back in bands:
+        points = _places([*there.points, *reversed(back.points)], x, y)
+        drawn += f'<polygon class="band k-{there.colour}" points="{points}"/>'
+    for line in lines:
+        kind = "line dashed" if line.dashed else "line"
+        drawn += f'<polyline class="{kind} k-{line.colour}" points="{_places(line.points, x, y)}"/>'
     svg = (
         f'<svg class="plot" role="img" aria-labelledby="{anchor}-title {anchor}-text">'
         f'<title id="{anchor}-title">{escape(title)}</title><desc id="{anchor}-text">{escape(description)}</desc>'
-        f"{_frame(x, y)}"
-        '<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none">'
-        f"{''.join(_band(pair, x, y) for pair in bands)}{''.join(_line(line, x, y) for line in lines)}</svg>"
+        f'{_frame(x, y)}<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none">{drawn}</svg>'
         f"{''.join(_markers(line, x, y) for line in lines)}</svg>"
     )
-    return Figure(title, description, svg, keys, note)
+    return Figure(title, description, svg, keys)
 
 
 def _frame(x: Axis, y: Axis) -> str:
@@ -133,28 +133,33 @@ def _frame(x: Axis, y: Axis) -> str:
     return "".join(parts)
 
 
-def _places(line: Line, x: Axis, y: Axis) -> list[Point]:
-    return [(x.share(a), 100 - y.share(b)) for a, b in line.points]
-
-
-def _line(line: Line, x: Axis, y: Axis) -> str:
-    points = " ".join(f"{a:.2f},{b:.2f}" for a, b in _places(line, x, y))
-    kind = " dashed" if line.dashed else ""
-    return f'<polyline class="line{kind} k-{line.colour}" points="{points}"/>'
-
-
-def _band(pair: tuple[Line, Line], x: Axis, y: Axis) -> str:
-    there, back = (_places(line, x, y) for line in pair)
-    points = " ".join(f"{a:.2f},{b:.2f}" for a, b in [*there, *reversed(back)])
-    return f'<polygon class="band k-{pair[0].colour}" points="{points}"/>'
+def _places(points: Sequence[Point], x: Axis, y: Axis) -> str:
+    return " ".join(f"{x.share(a):.2f},{100 - y.share(b):.2f}" for a, b in points)
 
 
 def _markers(line: Line, x: Axis, y: Axis) -> str:
     step = -(-len(line.points) // MOST_MARKERS)
-    shape = SHAPES[line.series % len(SHAPES)]
-    hollow = " hollow" if line.dashed else ""
+    shape, kind = SHAPES[line.series % len(SHAPES)], "mark hollow" if line.dashed else "mark"
     return "".join(
-        f'<svg class="mark{hollow} k-{line.colour}" x="{a:.2f}%" y="{b:.2f}%"><path d="{shape}">'
-        f"<title>{escape(f'{line.label}: {value:.4g} at {x.label} {where:.4g}')}</title></path></svg>"
-        for (a, b), (where, value) in list(zip(_places(line, x, y), line.points, strict=True))[::step]
+        f'<svg class="{kind} k-{line.colour}" x="{x.share(a):.2f}%" y="{100 - y.share(b):.2f}%"><path d="{shape}">'
+        f"<title>{escape(f'{line.label}: {b:.4g} at {x.label} {a:.4g}')}</title></path></svg>"
+        for a, b in line.points[::step]
     )
+
+
+def bar_chart(title: str, bars: Sequence[tuple[str, Sequence[Part]]], keys: tuple[Key, ...] = ()) -> Figure:
+    """Bars below each other, all of the same length: a label and parts each."""
+    told, svg = [], ""
+    for label, parts in bars:
+        told.append(f"{label}: " + ", ".join(f"{name} {count}" for name, _, count in parts))
+        whole, done, drawn = sum(count for _, _, count in parts) or 1, 0, ""
+        for _, kind, count in parts:
+            if count:
+                drawn += f'<rect class="k-{kind}" x="{100 * done / whole:.3f}%" width="{100 * count / whole:.3f}%"/>'
+            done += count
+        svg += (
+            f'<p class="label">{escape(label)}</p><svg class="stack" role="img" aria-label="{escape(told[-1])}">'
+            f"<title>{escape(told[-1])}</title>{drawn}</svg>"
+        )
+    svg += '<p class="scale" aria-hidden="true"><span>0 %</span><span>50 %</span><span>100 %</span></p>'
+    return Figure(title, "; ".join(told), svg, keys)

@@ -1,4 +1,4 @@
-"""JSON files as they are found: half-written, of an older version, a stranger's. Nothing here raises for content."""
+"""JSON files as they are found: half-written, damaged, a stranger's. Nothing here raises for content."""
 
 import json
 import math
@@ -33,9 +33,9 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def number(values: dict[str, Any], key: str) -> float | None:
-    """A finite number, or None."""
-    value = values.get(key)
+def number(values: Any, key: str) -> float | None:
+    """A finite number in a JSON object, or None."""
+    value = values.get(key) if isinstance(values, dict) else None
     try:
         usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond every float
@@ -43,26 +43,13 @@ def number(values: dict[str, Any], key: str) -> float | None:
     return value if usable else None
 
 
-def count(values: dict[str, Any], key: str) -> int | None:
-    """A whole number from 0 on, or None."""
+def count(values: Any, key: str) -> int | None:
+    """A whole number from 0 on in a JSON object, or None."""
     value = number(values, key)
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
-def counts(values: dict[str, Any], key: str) -> dict[str, int]:
-    """What is a whole number from 0 on in a JSON object of a JSON object."""
-    inner = values.get(key)
-    found = {name: count(inner, name) for name in inner} if isinstance(inner, dict) else {}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def numbers(values: dict[str, Any], key: str) -> dict[str, float]:
-    """What is a number in a JSON object of a JSON object."""
-    inner = values.get(key)
-    found = {name: number(inner, name) for name in inner} if isinstance(inner, dict) else {}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def text(values: dict[str, Any], key: str) -> str:
-    value = values.get(key)
+def text(values: Any, key: str) -> str:
+    """A string in a JSON object; "" where there is none."""
+    value = values.get(key) if isinstance(values, dict) else None
     return value if isinstance(value, str) else ""

@@ -4,15 +4,15 @@ import json
 import shlex
 from typing import Any
 
-from citrus.report.charts import Line, colour, count_axis, line_chart, linear_axis, series_key
-from citrus.report.document import ABSENT, Block, Cell, Figure, Figures, Fold, Key, Paragraph, Section, Table
+from citrus.report.charts import Line, count_axis, line_chart, linear_axis, series_key
+from citrus.report.document import ABSENT, Block, Key, Section, figure, fold, paragraph, table
 from citrus.report.files import number
 from citrus.report.read import Record
 
 MOST_EPOCHS = 12  # rows of the table beside the curves
 LONGEST = 2000  # letters of a value
 
-# title, axis, and for each line the key in metrics.jsonl, what it is called, and its share of a percent
+# Title, axis, and for each line the key in metrics.jsonl, what it is called, and its factor to the axis.
 Kinds = tuple[tuple[str, str, float], ...]
 HELD_OUT: Kinds = (("validation_clean", "clean", 1), ("validation_ibp", "certified (IBP)", 1))
 CURVES: tuple[tuple[str, str, Kinds], ...] = (
@@ -27,12 +27,10 @@ def training(records: list[Record]) -> Section | None:
     trained = [record for record in records if record.metrics]
     if not trained:
         return None
-    held_out = any(number(row, "validation_clean") is not None for record in trained for row in record.metrics)
-    chosen = [curve for i, curve in enumerate(CURVES) if i != (1 if held_out else 0)]
-    figures = [f for curve in chosen if (f := _figure(records, *curve)) is not None]
-    tables = [_epochs(record, len(records) > 1) for record in trained]
-    blocks: list[Block] = [Figures(tuple(figures))] if figures else []
-    return Section("training", "Training", (*blocks, Fold("The numbers behind the curves", tuple(tables))))
+    held_out, on_training, *others = (_figure(records, *curve) for curve in CURVES)
+    figures = [curve for curve in (held_out or on_training, *others) if curve]
+    numbers = fold("The numbers behind the curves", *(_epochs(record) for record in trained))
+    return Section("training", "Training", (*figures, numbers))
 
 
 def _epoch(row: dict[str, Any], place: int) -> float:
@@ -41,76 +39,55 @@ def _epoch(row: dict[str, Any], place: int) -> float:
     return (place if epoch is None else epoch) + 1
 
 
-def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Figure | None:
+def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Block | None:
     """One colour per run; the first kind solid, the second dashed."""
-    lines = []
+    lines, runs, styles = [], {}, {}
     for k, record in enumerate(records):
         for kind, (key, name, factor) in enumerate(kinds):
-            points = [(_epoch(row, i), number(row, key)) for i, row in enumerate(record.metrics)]
-            known = tuple((x, factor * y) for x, y in points if y is not None)
-            label = f"{record.name}, {name}" if len(records) > 1 else name
-            if known:
-                series = k if len(records) > 1 else kind
-                lines.append(Line(label, known, series, dashed=kind > 0))
+            values = [(_epoch(row, i), number(row, key)) for i, row in enumerate(record.metrics)]
+            points = tuple((x, factor * y) for x, y in values if y is not None)
+            if points:
+                lines.append(Line(record.prefix + name, points, k, dashed=kind > 0))
+                runs[k], styles[kind] = series_key(record.name, k), Key(name, "ink", "dashed" if kind else "solid")
     if not lines:
         return None
     ends = "; ".join(f"{line.label}: from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines)
     x = count_axis("epoch", (p[0] for line in lines for p in line.points))
     y = linear_axis(axis, [0.0, *(p[1] for line in lines for p in line.points)])
-    trained = [(k, record) for k, record in enumerate(records) if record.metrics]
-    several = tuple(series_key(record.name, k) for k, record in trained) if len(records) > 1 else ()
-    styles = tuple(
-        Key(name, "ink" if several else colour(kind), "dashed" if kind else "solid")
-        for kind, (key, name, _) in enumerate(kinds)
-        if any(number(row, key) is not None for record in records for row in record.metrics)
-    )
-    keys = (*several, *styles) if len(styles) > 1 else several
-    return line_chart(f"training-{kinds[0][0]}", title, ends, (x, y), lines, keys)
+    keys = (*(runs.values() if len(records) > 1 else ()), *(styles.values() if len(styles) > 1 else ()))
+    return figure(line_chart(f"training-{kinds[0][0]}", title, ends, (x, y), lines, keys))
 
 
-def _epochs(record: Record, named: bool) -> Table:
+def _epochs(record: Record) -> Block:
     """Some epochs, the last one always."""
-    rows = list(enumerate(record.metrics))
-    step = -(-len(rows) // MOST_EPOCHS)
-    shown = rows[(len(rows) - 1) % step :: step]
+    step = -(-len(record.metrics) // MOST_EPOCHS)
     keys = [key for _, _, kinds in CURVES for key, _, _ in kinds] + ["lr", "seconds"]
-    known = [key for key in keys if any(number(row, key) is not None for _, row in rows)]
-    cells = tuple((Cell(f"{_epoch(row, i):g}"), *(_value(number(row, key)) for key in known)) for i, row in shown)
-    caption = f"{record.name}: some epochs" if named else "Some epochs"
-    return Table(caption, ("Epoch", *(key.replace("_", " ") for key in known)), cells)
-
-
-def _value(value: float | None) -> Cell:
-    return Cell(ABSENT if value is None else f"{value:.4g}")
+    known = [key for key in keys if any(number(row, key) is not None for row in record.metrics)]
+    rows = []
+    for i, row in list(enumerate(record.metrics))[(len(record.metrics) - 1) % step :: step]:
+        values = [number(row, key) for key in known]
+        rows.append([f"{_epoch(row, i):g}", *(ABSENT if value is None else f"{value:.4g}" for value in values)])
+    return table(f"{record.name}: some epochs", ["Epoch", *(key.replace("_", " ") for key in known)], rows)
 
 
 def setup(records: list[Record]) -> Section:
     """Configuration and environment; of several runs first what differs."""
+    configurations, environments = [_flat(r.config) for r in records], [_environment(r.env) for r in records]
     blocks: list[Block] = []
-    parts = (
-        ("Configuration", [_flat(r.config) for r in records]),
-        ("Environment", [_environment(r.env) for r in records]),
-    )
-    for title, columns in parts:
+    for title, columns in (("Configuration", configurations), ("Environment", environments)):
         names = list(dict.fromkeys(name for column in columns for name in column))
-        differing = [name for name in names if len({column.get(name) for column in columns}) > 1]
-        same = [name for name in names if name not in differing]
+        rows = [[name, *(column.get(name, ABSENT) for column in columns)] for name in names]
+        differing = [row for row in rows if len(set(row[1:])) > 1]
+        same = table(title, ("Name", "Value"), [row[:2] for row in rows if row not in differing], "words")
         if not names:
-            blocks.append(Paragraph((f"{title}: not known.",), "note"))
+            blocks.append(paragraph(f"{title}: not known.", kind="note"))
         if differing:
-            blocks.append(_settings(f"{title}: what differs", records, columns, differing))
-        if same and len(records) > 1:
-            blocks.append(Fold(f"{title}: what is the same", (_settings(title, records[:1], columns, same),)))
-        elif same:
-            table = _settings(title, records, columns, same)
-            blocks.append(table if title == "Environment" else Fold(title, (table,)))
+            header = ["Name", *(record.name for record in records)]
+            blocks.append(table(f"{title}: what differs", header, differing, "words"))
+        if len(differing) < len(rows):
+            folded = fold(title if len(records) == 1 else f"{title}: what is the same", same)
+            blocks.append(same if len(records) == 1 and title == "Environment" else folded)
     return Section("setup", "Configuration and environment", tuple(blocks))
-
-
-def _settings(caption: str, records: list[Record], columns: list[dict[str, str]], names: list[str]) -> Table:
-    header = ("Name", *(r.name for r in records)) if len(records) > 1 else ("Name", "Value")
-    rows = tuple((Cell(n), *(Cell(c.get(n, ABSENT)) for c in columns[: len(records)])) for n in names)
-    return Table(caption, header, rows, "words")
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -125,16 +102,16 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _environment(env: dict[str, Any]) -> dict[str, str]:
-    shown = {name: value for name, value in env.items() if name not in ("git", "command")}
-    found = _flat(shown)
-    command, git = env.get("command"), env.get("git")
+    """The command as one typed it, and of uncommitted changes only how many there are."""
+    shown = dict(env)
+    command, git = shown.get("command"), shown.pop("git", None)
     if isinstance(command, list):
-        found["command"] = _text(shlex.join(str(word) for word in command))
+        shown["command"] = shlex.join(str(word) for word in command)
     if isinstance(git, dict):
-        found["git commit"] = _text(git.get("commit"))
         changed = len(str(git.get("diff") or "").splitlines())
-        found["uncommitted changes"] = f"a diff of {changed} lines" if changed else "none"
-    return found
+        shown["git commit"] = git.get("commit")
+        shown["uncommitted changes"] = f"a diff of {changed} lines" if changed else "none"
+    return _flat(shown)
 
 
 def _text(value: Any) -> str:

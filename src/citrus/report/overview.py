@@ -1,27 +1,12 @@
 """The first things one wants to know: how good the networks are, and what the report cannot say."""
 
-from dataclasses import replace
-
 from citrus.console import duration
 from citrus.inputs import format_eps
 from citrus.report.certifications import Certified
-from citrus.report.document import (
-    ABSENT,
-    Bar,
-    Bars,
-    Block,
-    Cell,
-    Code,
-    Items,
-    Key,
-    Paragraph,
-    Section,
-    Strong,
-    Table,
-    Words,
-)
-from citrus.report.files import count, text
-from citrus.report.read import Evaluated, Record
+from citrus.report.charts import bar_chart
+from citrus.report.document import ABSENT, Block, Cell, Cells, Key, Section, code, figure, paragraph, strong, table
+from citrus.report.files import count, number, text
+from citrus.report.read import Record
 
 MOST_COLUMNS = 4  # runs that stand beside each other as columns; more become rows
 OUTCOMES = {
@@ -33,106 +18,86 @@ OUTCOMES = {
 }
 
 
-def headline_certification(record: Record) -> Certified | None:
-    """The one that the run is judged by: nearest to its own eps, finished, of more than one image, with most images."""
-
-    def rank(c: Certified) -> tuple[object, ...]:
-        own = c.group_size == (count(record.config, "group_size") or 5)
-        return (-abs(c.eps - (record.eps or 0.0)), c.finished, c.group_size > 1, own, c.verifier == "citrus", c.images)
-
-    return max(record.certifications, key=rank, default=None)
-
-
-def headline_evaluation(record: Record) -> Evaluated:
-    """That of training, else that of an attack at the run's eps, else any."""
-    own = [attack for attack in record.attacks if attack.eps == record.eps]
-    return record.summary or next(iter(own or record.attacks), Evaluated())
-
-
-def alone(record: Record, headline: Certified) -> tuple[float, str] | None:
-    """Percent certified one by one at the headline's eps, and how that is known."""
-    same = [c for c in record.certifications if c.group_size == 1 and c.eps == headline.eps and c.finished]
-    if same:
-        best = max(same, key=lambda c: (c.images, c.certified))
-        return best.certified, _scope(best, record)
-    if headline.alone is None:
-        return None
-    return headline.alone, f"{headline.images} images, by the cascade's first stages{_at(headline.eps, record)}"
-
-
 def headline(records: list[Record]) -> Section:
-    blocks: list[Block] = []
-    leads = [(record, c) for record in records if (c := headline_certification(record)) is not None]
-    if len(records) == 1 and leads:
-        blocks.append(Paragraph(_lead(leads[0][1]), "lead"))
+    heads = [(record, record.headline) for record in records]
+    leads = [(record, c) for record, c in heads if c is not None]
+    blocks = [_lead(leads[0][1])] if leads and len(records) == 1 else []
     if leads:
-        blocks.append(_outcome_bars(leads, len(records) > 1))
-    blocks.append(headline_table(records))
-    return Section("headline", "How robust it is" if len(records) == 1 else "How robust they are", tuple(blocks))
+        blocks.append(_outcome_bars(leads))
+    title = "How robust it is" if len(records) == 1 else "How robust they are"
+    return Section("headline", title, (*blocks, _headline_table(records)))
 
 
-def _lead(c: Certified) -> Words:
+def _lead(c: Certified) -> Block:
     so_far = "" if c.finished else f" (so far: {c.images} of {c.asked} images)"
     shared = f"every perturbation that {c.group_size} of them share" if c.group_size > 1 else "every perturbation"
-    return (
-        Strong(f"{c.certified:.2f} %"),
+    return paragraph(
+        strong(f"{c.certified:.2f} %"),
         f" of {c.images} test images are proved to stay right under {shared}, up to eps {format_eps(c.eps)}{so_far}. "
         "The strongest attack found leaves ",
-        Strong(f"{c.attacked:.2f} %"),
+        strong(f"{c.attacked:.2f} %"),
         f"; without any perturbation {c.correct:.2f} % are right.",
+        kind="lead",
     )
 
 
-def _outcome_bars(leads: list[tuple[Record, Certified]], named: bool) -> Bars:
-    present = [name for name in OUTCOMES if any(c.outcomes.get(name) for _, c in leads)]
-    bars = []
-    for record, c in leads:
-        parts = tuple((c.outcomes.get(name, 0), name) for name in present)
-        told = ", ".join(f"{name} {number} of {c.images}" for number, name in parts)
-        label = f"{record.name}: " if named else ""
-        bars.append(Bar(f"{label}eps {format_eps(c.eps)}, N = {c.group_size}, {c.images} images", parts, told))
-    return Bars("Every test image once", tuple(bars), tuple(Key(OUTCOMES[name], name) for name in present))
+def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Block:
+    outcomes = [(f"{r.prefix}{c.setting}, {c.images} images", c.images_by_outcome()) for r, c in leads]
+    present = [name for name in OUTCOMES if any(counts[name] for _, counts in outcomes)]
+    bars = [(label, [(name, name, counts[name]) for name in present]) for label, counts in outcomes]
+    keys = tuple(Key(OUTCOMES[name], name) for name in present)
+    return figure(bar_chart("Every test image once", bars, keys), wide=True)
 
 
-def headline_table(records: list[Record]) -> Table:
+def _headline_table(records: list[Record]) -> Block:
     columns = [_column(record) for record in records]
     names = [name for name in columns[0] if len(records) > 1 or name not in ("Method", "eps")]
-    rows = tuple(_noted(name, [column[name] for column in columns]) for name in names)
-    table = Table("Percent of test images classified right", ("Measure", *(r.name for r in records)), rows)
-    return table if len(records) <= MOST_COLUMNS else table.transposed()
+    caption, runs = "Percent of test images classified right", [record.name for record in records]
+    if len(records) > MOST_COLUMNS:
+        rows: list[Cells] = [
+            [run, *(column[name] for name in names)] for run, column in zip(runs, columns, strict=True)
+        ]
+        return table(caption, ["Run", *names], rows)
+    return table(caption, ["Measure", *runs], [_noted(name, [column[name] for column in columns]) for name in names])
 
 
-def _noted(name: str, cells: list[Cell]) -> tuple[Cell, ...]:
+def _noted(name: str, cells: list[Cell]) -> list[Cell]:
     """A row of the table; a note that is the same for all runs stands below the measure, once."""
     if len({cell.note for cell in cells}) > 1:
-        return Cell(name), *cells
-    return Cell(name, cells[0].note), *(replace(cell, note="") for cell in cells)
+        return [Cell(name), *cells]
+    return [Cell(name, cells[0].note), *(Cell(cell.text) for cell in cells)]
 
 
 def _column(record: Record) -> dict[str, Cell]:
-    measured, proved = headline_evaluation(record), headline_certification(record)
-    single = alone(record, proved) if proved else None
-    at = _at(measured.eps, record)
-    n = f"{measured.images} images" if measured.images else ""
-    k = f"first {measured.attacked_images} images" if measured.attacked_images else ""
-    group = f", N = {measured.group_size}" if measured.group_size else ""
-    steps = f", {measured.pgd_steps} steps" if measured.pgd_steps else ""
-    setting = [text(record.config, "data"), text(record.config, "network")]
+    measured, proved = record.measured, record.headline
+    n, k, size, steps = (
+        count(measured, name) or ABSENT for name in ("images", "attacked_images", "group_size", "pgd_steps")
+    )
+    at = _at(number(measured, "eps"), record)
+    images, attacked, scope = f"{n} images", f"first {k} images", _scope(proved, record) if proved else ""
+    setting = [word for name in ("data", "network") if (word := text(record.config, name))]
     return {
-        "Method": Cell(record.method or ABSENT, ", ".join(word for word in setting if word)),
+        "Method": Cell(record.method or ABSENT, ", ".join(setting)),
         "eps": Cell(ABSENT if record.eps is None else format_eps(record.eps)),
-        "Clean": _percent(measured.clean, n),
-        "Certified, one by one (IBP)": _percent(measured.ibp_certified, n + at),
-        "Certified, one by one": _percent(*single) if single else Cell(ABSENT),
-        "Certified, universal": _percent(proved.certified, _scope(proved, record)) if proved else Cell(ABSENT),
-        "Attacked, one by one (PGD)": _percent(measured.pgd, k + steps + at),
-        "Attacked, universal": _percent(measured.universal, k + group + at),
-        "Attacked, universal, while certifying": (
-            _percent(proved.attacked, _scope(proved, record)) if proved else Cell(ABSENT)
-        ),
+        "Clean": _percent(number(measured, "clean"), images),
+        "Certified, one by one (IBP)": _percent(number(measured, "ibp_certified"), images + at),
+        "Certified, one by one": _alone(record, proved) if proved else Cell(ABSENT),
+        "Certified, universal": _percent(proved.certified if proved else None, scope),
+        "Attacked, one by one (PGD)": _percent(number(measured, "pgd"), f"{attacked}, {steps} steps{at}"),
+        "Attacked, universal": _percent(number(measured, "universal"), f"{attacked}, N = {size}{at}"),
+        "Attacked, universal, while certifying": _percent(proved.attacked if proved else None, scope),
         "Training time": _time(record.training_seconds),
         "Certification time": _time(proved.seconds if proved else None),
     }
+
+
+def _alone(record: Record, proved: Certified) -> Cell:
+    """Percent certified one by one at the headline's eps, and how that is known."""
+    same = [c for c in record.certifications if c.group_size == 1 and c.eps == proved.eps and c.finished]
+    if same:
+        best = max(same, key=lambda c: (c.images, c.certified))
+        return _percent(best.certified, _scope(best, record))
+    return _percent(proved.alone, f"{proved.images} images, by the cascade's first stages{_at(proved.eps, record)}")
 
 
 def _time(seconds: float | None) -> Cell:
@@ -154,10 +119,9 @@ def _percent(value: float | None, note: str) -> Cell:
 
 def missing(records: list[Record]) -> Section | None:
     """What is not there, with the command that would make it."""
-    items: list[Words] = []
+    items = []
     for record in records:
         for entry in record.missing:
-            name: Words = (Strong(record.name), ": ") if len(records) > 1 else ()
-            command: Words = (" ", Code(entry.command)) if entry.command else ()
-            items.append((*name, entry.text, *command))
-    return Section("missing", "What is missing", (Items(tuple(items)),)) if items else None
+            command = (" ", code(entry.command)) if entry.command else ()
+            items.append(paragraph(record.prefix + entry.text, *command, kind="item"))
+    return Section("missing", "What is missing", tuple(items)) if items else None

@@ -4,55 +4,43 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import torch
-from torch import Tensor, nn
+from matplotlib.figure import Figure
+from torch import Tensor
 
-from citrus.attacks import UniversalResult
 from citrus.files import replace_file
 from citrus.inputs import format_eps
+from citrus.report.uap import read_perturbed
 
 matplotlib.use("Agg")
 MOST_IMAGES = 8
 
 
-@torch.no_grad()
-def universal_picture(
-    path: Path, eps: float, attack: UniversalResult, images: Tensor, labels: Tensor, network: nn.Module
-) -> Path:
-    """Draw the group in which a perturbation turns most right predictions wrong; wrong predictions are red."""
-    from matplotlib.figure import Figure
-
-    count = len(attack.groups)
-    right = torch.cat([network(x).argmax(1) for x in images[:count].split(500)]) == labels[:count]
-    worst = attack.worst_group(right)
-    inside = attack.groups == worst
-    members = inside.nonzero().flatten()[:MOST_IMAGES]
-    delta, clean, truth = attack.delta[worst], images[members], labels[members]
-    figure = Figure(figsize=(1.5 * (len(members) + 1.6), 4.0), dpi=120)
-    grid = figure.add_gridspec(2, len(members) + 1, width_ratios=[1.6] + [1.0] * len(members))
-    shown_delta = (
-        (delta / (2 * eps) if eps else delta, f"one perturbation, eps {format_eps(eps)}\ncontrast raised"),
-        (delta, "the same, true scale"),
-    )
-    for row, (values, name) in enumerate(shown_delta):
-        axes = figure.add_subplot(grid[row, 0])
-        _show(axes, values + 0.5, "coolwarm")
-        axes.set_title(name, fontsize=9)
-    for row, (shown, name) in enumerate(((clean, "without"), (clean + delta, "with"))):
-        predicted = network(shown).argmax(1)
-        for column in range(len(members)):
-            axes = figure.add_subplot(grid[row, column + 1])
-            _show(axes, shown[column])
-            colour = "black" if bool(predicted[column] == truth[column]) else "red"
-            axes.set_title(f"{name}: {int(predicted[column])}", fontsize=9, color=colour)
-    wrong, whole = int((inside & right & attack.fooled).sum()), int((inside & right).sum())
-    figure.suptitle(f"one perturbation turns {wrong} of {whole} right predictions wrong (red)", fontsize=10)
+def draw_perturbation(file: Path) -> Path:
+    """Draw what uap/EPS.safetensors says of the group that suffers most, beside it; wrong predictions are red."""
+    p = read_perturbed(file)
+    count = min(len(p.shown), MOST_IMAGES)
+    figure = Figure(figsize=(1.5 * (count + 1.6), 4.0), dpi=120)
+    grid = figure.add_gridspec(2, count + 1, width_ratios=[1.6] + [1.0] * count)
+    raised = p.worst / (2 * p.eps) if p.eps else p.worst
+    title = f"one perturbation, eps {format_eps(p.eps)}\ncontrast raised"
+    _show(figure.add_subplot(grid[0, 0]), raised + 0.5, title, cmap="coolwarm")
+    _show(figure.add_subplot(grid[1, 0]), p.worst + 0.5, "the same, true scale", cmap="coolwarm")
+    for column, (place, image) in enumerate(zip(p.shown[:count], p.images, strict=False), start=1):
+        rows = (("without", image, p.clean[place]), ("with", image + p.worst, p.perturbed[place]))
+        for row, (name, shown, predicted) in enumerate(rows):
+            colour = "black" if bool(predicted == p.labels[place]) else "red"
+            _show(figure.add_subplot(grid[row, column]), shown, f"{name}: {int(predicted)}", colour)
+    inside = p.groups == p.groups[p.shown[0]]
+    falls, right = int((inside & p.falls).sum()), int((inside & p.right).sum())
+    figure.suptitle(f"one perturbation turns {falls} of {right} right predictions wrong (red)", fontsize=10)
     figure.tight_layout()
+    path = file.with_suffix(".png")
     replace_file(path, lambda part: figure.savefig(part, format="png"))
     return path
 
 
-def _show(axes: Any, image: Tensor, colours: str = "gray") -> None:
-    pixels = image.clamp(0, 1).cpu().numpy()
-    axes.imshow(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0), cmap=colours, vmin=0, vmax=1)
+def _show(axes: Any, image: Tensor, title: str, colour: str = "black", cmap: str = "gray") -> None:
+    pixels = image.clamp(0, 1).numpy()
+    axes.imshow(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0), cmap=cmap, vmin=0, vmax=1)
+    axes.set_title(title, fontsize=9, color=colour)
     axes.set_axis_off()

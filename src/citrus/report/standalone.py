@@ -1,11 +1,8 @@
 """A figure of the report as an SVG file of its own: style, title and legend inside, light and dark."""
 
 from html import escape
-from pathlib import Path
 
-from citrus.report.charts import SHAPES
-from citrus.report.document import Figure, Key
-from citrus.report.page import plain
+from citrus.report.document import Figure, Key, plain, style
 
 WIDTH, HEIGHT = 720, 420
 LEFT, TOP, RIGHT, BOTTOM = 64, 104, 24, 56  # room around the plot
@@ -15,12 +12,11 @@ LETTER = 7.2  # widths of a letter of the legend, for the place of the next entr
 
 def svg_file(figure: Figure) -> str:
     """The text of the file; it needs nothing but itself."""
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     legend, lines = _legend(figure.keys)
     top, height = TOP + (lines - 1) * LINE, HEIGHT + (lines - 1) * LINE
     return plain(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">\n'
-        f"<style><![CDATA[\n{style}\n"
+        f"<style><![CDATA[\n{style()}\n"
         "text { font-family: system-ui, sans-serif; fill: var(--ink); } .tick, .axis { fill: var(--soft); }\n"
         f".plot {{ height: 100%; }} .key-mark {{ fill: var(--k); }}\n]]></style>\n"
         f'<rect width="{WIDTH}" height="{height}" style="fill: var(--ground)"/>\n'
@@ -39,10 +35,10 @@ def _legend(keys: tuple[Key, ...]) -> tuple[str, int]:
         width = 12 + LETTER * len(key.text)
         if x > left and x + width > WIDTH - RIGHT:
             x, line = left, line + 1
-        shape, y = SHAPES[key.shape % len(SHAPES)], 57 + line * LINE
         parts.append(
-            f'<g class="k-{key.colour}" transform="translate({x:.0f} {y})"><path class="key-mark" d="{shape}"/></g>'
+            f'<g class="k-{key.colour}" transform="translate({x:.0f} {57 + line * LINE})">'
+            f'<path class="key-mark" d="{key.path}"/>'
+            f'<text x="12" y="4" font-size="13">{escape(key.text)}</text></g>'
         )
-        parts.append(f'<text x="{x + 12:.0f}" y="{y + 4}" font-size="13">{escape(key.text)}</text>')
         x += width + 24
     return "".join(parts), line + 1

@@ -6,49 +6,43 @@ from pathlib import Path
 from citrus import __version__
 from citrus.files import write_text
 from citrus.inputs import format_eps
-from citrus.report.document import Document
+from citrus.report.document import Block, document
 from citrus.report.files import count, text
 from citrus.report.history import setup, training
-from citrus.report.markdown import markdown
 from citrus.report.overview import headline, missing
-from citrus.report.page import html_page
 from citrus.report.perturbation import classes, perturbations
 from citrus.report.read import Record
 from citrus.report.robustness import cascade, robustness
 
+SECTIONS = (headline, missing, robustness, cascade, perturbations, classes, training, setup)
+
 
 def write_report(records: list[Record], out: Path) -> tuple[Path, Path]:
     """Write both files into a folder."""
-    document = compose(records)
+    report = compose(records)
     page, twin = out / "report.html", out / "report.md"
-    write_text(page, html_page(document))
-    write_text(twin, markdown(document))
+    write_text(page, report.html)
+    write_text(twin, report.markdown)
     return page, twin
 
 
-def compose(records: list[Record]) -> Document:
-    """All sections that have something to say."""
-    sections = (
-        *(headline(records), missing(records), robustness(records), cascade(records)),
-        *(perturbations(records), classes(records), training(records), setup(records)),
-    )
-    several = ", ".join(record.name for record in records)
-    return Document(
-        title=records[0].name if len(records) == 1 else f"{len(records)} runs compared",
-        subtitle=_about(records[0]) if len(records) == 1 else several,
-        sections=tuple(section for section in sections if section),
+def compose(records: list[Record]) -> Block:
+    """The page and its twin: all sections that have something to say."""
+    one = len(records) == 1
+    return document(
+        title=records[0].name if one else f"{len(records)} runs compared",
+        subtitle=_about(records[0]) if one else ", ".join(record.name for record in records),
+        sections=[section for make in SECTIONS if (section := make(records))],
         footer=f"Written by citrus {__version__} on {time.strftime('%Y-%m-%d %H:%M')} from the files of the run.",
     )
 
 
 def _about(record: Record) -> str:
     """What was trained, and how far it is."""
-    config, planned = record.config, count(record.config, "epochs")
-    words = [record.method, text(config, "data"), text(config, "network")]
+    words = [record.method, text(record.config, "data"), text(record.config, "network")]
     if record.eps is not None:
         words.append(f"eps {format_eps(record.eps)}")
+    done, planned = len(record.metrics), count(record.config, "epochs")
     if planned:
-        words.append(
-            f"{planned} epochs" if record.epochs >= planned else f"epoch {record.epochs} of {planned}, not finished"
-        )
+        words.append(f"{planned} epochs" if done >= planned else f"epoch {done} of {planned}, not finished")
     return " · ".join(word for word in words if word) or "There is nothing in this folder yet."
