@@ -77,13 +77,11 @@ STEPS: dict[str, TrainConfig] = {
     "exact sum, recorded": replace(EXACT, record=True),
     "exact sum, recorded, half": replace(EXACT, record=True, precision="half"),
     "exact sum, compiled, recorded, half": replace(EXACT, record=True, compile=True, precision="half"),
-    "exact sum, compiled, recorded, all-half": replace(EXACT, record=True, compile=True, precision="all-half"),
     "one partner, 5 attack steps, eager": SAMPLED,
     "one partner, recorded": replace(SAMPLED, record=True),
     "one partner, recorded, half": replace(SAMPLED, record=True, precision="half"),
     "one partner, compiled, recorded": replace(SAMPLED, record=True, compile=True),
     "one partner, compiled, recorded, half": replace(SAMPLED, record=True, compile=True, precision="half"),
-    "one partner, compiled, recorded, all-half": replace(SAMPLED, record=True, compile=True, precision="all-half"),
     "one partner, compiled, recorded, half, batch 500": replace(
         SAMPLED, record=True, compile=True, precision="half", batch_size=500
     ),

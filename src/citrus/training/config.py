@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from citrus.errors import CitrusError, suggest
-from citrus.inputs import parse_eps, parse_number
+from citrus.inputs import check_limits, parse_eps, parse_number
 from citrus.methods import METHODS, AnyMethod
 
 
@@ -34,8 +34,8 @@ class TrainConfig:
     """Images per step. For CITRUS a multiple of the group size."""
     lr: float = 5e-4
     """Learning rate of Adam."""
-    lr_schedule: Literal["steps", "cosine", "one-cycle"] = "steps"
-    """steps: lower at milestones. cosine: full until eps is, then down to 0. one-cycle: up for a fifth, then down."""
+    lr_schedule: Literal["steps", "cosine"] = "steps"
+    """steps: lower at milestones. cosine: full until eps is, then down to 0."""
     milestones: tuple[int, ...] = ()
     """Epochs, counted from 0, at whose start the learning rate is multiplied by lr_factor."""
     lr_factor: float = 0.2
@@ -57,10 +57,6 @@ class TrainConfig:
     """Weight of Shi et al.'s two regularisers at eps 0; it falls to 0 as eps grows to its full value."""
     population_bn: bool = True
     """Re-estimate BatchNorm statistics over the training set for the saved network."""
-    average_from: int = 0
-    """Epoch from which weights are averaged for the saved network; 0 switches averaging off."""
-    average_every: int = 10
-    """Steps between two weights that enter the average."""
 
     validation: int = 0
     """Images held out of the training set."""
@@ -70,8 +66,8 @@ class TrainConfig:
     """Pixels by which a crop may be shifted; -1: what suits the data set."""
     normalize: bool = True
     """Normalise pixels with the data set's mean and standard deviation in the network's first layer."""
-    precision: Literal["float32", "tf32", "half", "all-half"] = "tf32"
-    """Of training on a GPU: TF32, that and attacks in bfloat16, or boxes, too. Never of certification."""
+    precision: Literal["float32", "tf32", "half"] = "tf32"
+    """Of training on a GPU: plain, TF32, or that and attacks in bfloat16. Never of certification."""
     compile: bool = False
     """Fuse kernels with torch.compile: a minute of waiting, then faster steps of large networks on a GPU."""
     record: bool = True
@@ -89,17 +85,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         parse_eps(self.eps)
         self.method.check(self.batch_size)
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if not value >= least:
-                raise CitrusError(f"{name} must be at least {least}, got {value}.")
-        if not 0 <= self.clean_weight <= 1 or not 0 < self.lr_factor <= 1:
-            raise CitrusError(
-                f"clean_weight must lie in [0, 1] and lr_factor in (0, 1], got {self.clean_weight}, {self.lr_factor}."
-            )
-        for name in ("lr", "memory_gb", "eps_factor"):
-            if not getattr(self, name) > 0:
-                raise CitrusError(f"{name} must be positive, got {getattr(self, name)}.")
+        check_limits(self, LIMITS)
         if self.warmup_epochs + self.ramp_epochs > self.epochs:
             raise CitrusError(
                 f"warmup_epochs {self.warmup_epochs} and ramp_epochs {self.ramp_epochs} do not fit in {self.epochs} "
@@ -113,11 +99,14 @@ class TrainConfig:
         return self.eps * self.eps_factor
 
 
-LEAST = {
-    **dict.fromkeys(("epochs", "batch_size", "average_every", "group_size", "validate_every"), 1),
-    **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer", "average_from"), 0),
-    **dict.fromkeys(("validation", "seed", "test_images"), 0),
-    "crop": -1,
+LIMITS = {
+    **dict.fromkeys(("epochs", "batch_size", "group_size", "validate_every"), "[1, inf)"),
+    **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer"), "[0, inf)"),
+    **dict.fromkeys(("validation", "seed", "test_images"), "[0, inf)"),
+    **dict.fromkeys(("lr", "memory_gb", "eps_factor"), "(0, inf)"),
+    "clean_weight": "[0, 1]",
+    "lr_factor": "(0, 1]",
+    "crop": "[-1, inf)",
 }
 
 

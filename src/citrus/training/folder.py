@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from citrus import __version__
 from citrus.errors import CitrusError
 from citrus.files import write_json, write_text
 from citrus.training.config import TrainConfig, read_config, to_dict
+from citrus.version import __version__
 
 
 class RunFolder:
