@@ -103,10 +103,10 @@ def noise_splits(count: int) -> Splits:
 def make_trainer(config: TrainConfig, splits: Splits) -> tuple[Trainer, Callable[[], None]]:
     """A trainer and its next step at full eps."""
     trainer = Trainer(config, splits, "cuda")
-    now = trainer._moment(trainer.steps - 1)
-    trainer.inner.scalars.copy_(torch.tensor(trainer.inner.numbers(0, now), dtype=torch.float64))
-    trainer.inner.index.copy_(torch.arange(config.batch_size))
-    return trainer, lambda: trainer._train_step(now)
+    now = trainer._moment(trainer.total_steps - 1)
+    numbers = torch.tensor(trainer.training_step.numbers(0, now), dtype=torch.float64)
+    trainer.training_step.prepare(torch.arange(config.batch_size), numbers)
+    return trainer, lambda: trainer._train_step(now.phase)
 
 
 def milliseconds(work: Callable[[], object], least: float = 1.0) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from citrus.errors import CitrusError
 from citrus.networks import Normalize, build, fold, graph, trace
-from citrus.networks.layout import channels_last, in_device_layout
+from citrus.networks.kernels import channels_last, in_device_layout
 
 zoo = pytest.mark.parametrize("case", ZOO, ids=str)
 

@@ -6,6 +6,7 @@ from citrus.bounds.interval import Bounds as Bounds
 from citrus.bounds.interval import Box as Box
 from citrus.bounds.interval import interval as interval
 from citrus.bounds.interval import relu_box as relu_box
+from citrus.bounds.interval import training_interval as training_interval
 from citrus.bounds.linear import LinearBounds as LinearBounds
 from citrus.bounds.linear import LinearSettings as LinearSettings
 from citrus.bounds.linear import crown as crown
@@ -17,3 +18,4 @@ from citrus.bounds.slopes import AlphaSettings as AlphaSettings
 from citrus.bounds.substitution import Planes as Planes
 from citrus.bounds.substitution import adaptive_slopes as adaptive_slopes
 from citrus.bounds.substitution import lower_planes as lower_planes
+from citrus.bounds.substitution import training_planes as training_planes

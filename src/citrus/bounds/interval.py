@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
-from citrus.networks.compiled import compilable
+from citrus.networks.kernels import compilable
 from citrus.networks.operations import Add, Graph, Linear, Operation, Relu
 from citrus.networks.precision import exact
 
@@ -46,7 +46,16 @@ class Bounds:
 
 
 @exact
-def interval(
+def interval(graph: Graph, centre: Tensor, radius: Tensor | float, spec: Tensor | None = None) -> Bounds:
+    """Bound spec @ network(x) for all x with |x - centre| <= radius, pixel by pixel.
+
+    `spec` is (batch, rows, classes); None means the class scores themselves. It is multiplied into the last linear
+    layer (last-layer elision), so that correlated scores cancel.
+    """
+    return training_interval(graph, centre, radius, spec)
+
+
+def training_interval(
     graph: Graph,
     centre: Tensor,
     radius: Tensor | float,
@@ -54,12 +63,10 @@ def interval(
     shrink: float = 1.0,
     keep_boxes: bool = True,
 ) -> Bounds:
-    """Bound spec @ network(x) for all x with |x - centre| <= radius, pixel by pixel.
+    """`interval` in the precision that torch is set to: what training uses, where nothing is proved.
 
-    `spec` is (batch, rows, classes); None means the class scores themselves. It is multiplied into the last linear
-    layer (last-layer elision), so that correlated scores cancel. `shrink` < 1 multiplies the upper bound of every
-    ReLU that may be on or off: SABR trains so at small eps. The result is then no bound, so only training uses it.
-    Without `keep_boxes` the boxes that entered the ReLUs are left out of the answer.
+    `shrink` < 1 multiplies the upper bound of every ReLU that may be on or off, so that the result is no bound any
+    more: SABR trains so at small eps. Without `keep_boxes` the boxes that entered the ReLUs are left out.
     """
     return _propagate(graph, centre, checked_radius(graph, centre, radius), spec, shrink, keep_boxes)
 

@@ -43,7 +43,7 @@ def select_box(box: Box, index: Tensor) -> Box:
 
 
 def affine_path(graph: Graph, value: int) -> list[Affine] | None:
-    """The operations from the input to a value, if they are one affine map: then the value's interval bound is exact."""
+    """The operations from the input to a value if they are one affine map: then its interval bound is exact."""
     path: list[Affine] = []
     while value:
         node = graph.nodes[value - 1]

@@ -62,6 +62,13 @@ def lower_planes(
     `spec` is (batch, rows, classes), one row per image if only one combination is wanted; None means the class scores.
     `boxes` holds the box entering each ReLU. `slopes` in [0, 1] are those of the lower lines of undecided ReLUs.
     """
+    return training_planes(graph, centre, spec, boxes, slopes)
+
+
+def training_planes(
+    graph: Graph, centre: Tensor, spec: Tensor | None, boxes: Sequence[Box], slopes: Slopes | None = None
+) -> Planes:
+    """`lower_planes` in the precision that torch is set to: what training uses, where nothing is proved."""
     check_slopes(boxes, slopes)
     at_centre = graph.values(centre)
     spec = rows_of(spec, graph, centre)

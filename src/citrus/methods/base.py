@@ -9,6 +9,7 @@ all steps of one recording.
 """
 
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,10 +18,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from citrus.attacks import Ascent, Loss, Model, common_pgd, pgd
-from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows
+from citrus.bounds import Bounds, Box, margin_loss, margin_rows, training_interval
 from citrus.inputs import check_limits
 from citrus.networks import Graph
-from citrus.networks.layout import in_device_layout
+from citrus.networks.kernels import in_device_layout
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def box_bounds(batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shr
 
     def bound(c: Tensor, r: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         rows = margin_rows(y, batch.graph.classes, c.dtype)
-        bounds = interval(batch.graph, c, r, rows, shrink, batch.keep_boxes)
+        bounds = training_interval(batch.graph, c, r, rows, shrink, batch.keep_boxes)
         kept = (t for b in bounds.pre_activations for t in (b.centre, b.radius.expand_as(b.centre)))
         return bounds.lower, bounds.upper, *kept
 
@@ -177,8 +178,8 @@ def in_pieces(function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: 
     if count <= size:
         return function(*tensors)
     pieces = [t.split(size) if len(t) == count else [t] * -(-count // size) for t in tensors]
-    parts = [
-        checkpoint(function, *piece, use_reentrant=False, preserve_rng_state=False)
+    parts = [  # on a GPU the backward pass runs in a thread of its own, which must compile, too, if this one does
+        checkpoint(copy_context().run, function, *piece, use_reentrant=False, preserve_rng_state=False)
         for piece in zip(*pieces, strict=True)
     ]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))

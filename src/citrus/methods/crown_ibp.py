@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from citrus.bounds import Bounds, Box, lower_planes, margin_loss, margin_rows
+from citrus.bounds import Bounds, Box, margin_loss, margin_rows, training_planes
 from citrus.methods.base import Batch, Method, MethodLoss, box_bounds, in_pieces, kept_boxes
 
 
@@ -66,7 +66,7 @@ class LinearRows:
 
         def bound(c: Tensor, r: Tensor, s: Tensor, *tensors: Tensor) -> tuple[Tensor]:
             boxes = [Box(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
-            return (lower_planes(self.batch.graph, c, s, boxes).lower(r),)
+            return (training_planes(self.batch.graph, c, s, boxes).lower(r),)
 
         tensors = (t for b in self.boxes for t in (b.centre, b.radius))
         size = max(1, self.batch.max_boxes // spec.shape[1])

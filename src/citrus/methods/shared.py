@@ -38,7 +38,8 @@ class Shared(Method):
             raise CitrusError(f"batch_size {batch_size} is no multiple of heap_size {size}: no heap may be cut.")
 
     def loss(self, batch: Batch) -> MethodLoss:
-        heaps = torch.arange(len(batch.images), device=batch.images.device).view(-1, self.heap_size or len(batch.images))
+        count = len(batch.images)
+        heaps = torch.arange(count, device=batch.images.device).view(-1, self.heap_size or count)
         delta = batch.common_perturbations(heaps, batch.eps, self.attack, clipped_cross_entropy(self.limit))
         points = batch.clipped(batch.images + delta.repeat_interleave(heaps.shape[1], 0))
         return MethodLoss(F.cross_entropy(batch.graph(points), batch.labels))

@@ -6,10 +6,10 @@ listed without a split: CTBench (ICML 2025) uses the one behind the last convolu
 Shi et al.'s initialisation, which is used here.
 CROWN-IBP: the schedule of Shi et al. (NeurIPS 2021), whose code fuses the loss and ends in IBP. At CIFAR-10 2/255 the
 linear bound stays to the end, as in Zhang et al. (ICLR 2020).
-COLT: Balunovic and Vechev (ICLR 2020), as in the authors' two scripts, both for CIFAR-10; elsewhere that for 2/255 stands
-in. They train networks of their own without BatchNorm, which COLT cannot freeze: ConvSmall, with as many convolutions as
-their network for 8/255, stands in for CNN7. Their SGD with momentum halves its learning rate every 10 epochs and starts
-each stage anew, a factor lower; here Adam lowers its own by that factor from stage to stage.
+COLT: Balunovic and Vechev (ICLR 2020), as in the authors' two scripts, both for CIFAR-10; elsewhere that for 2/255
+stands in. They train networks of their own without BatchNorm, which COLT cannot freeze: ConvSmall, with as many
+convolutions as their network for 8/255, stands in for CNN7. Their SGD with momentum halves its learning rate every 10
+epochs and starts each stage anew, a factor lower; here Adam lowers its own by that factor from stage to stage.
 """
 
 from dataclasses import replace

@@ -139,7 +139,8 @@ class Trainer:
         if not moments[0].phase.regularized:
             del row["regularizer"]
         seconds = time.perf_counter() - started
-        if len(self.validation) and ((epoch + 1) % self.config.validate_every == 0 or self.position == self.total_steps):
+        due = (epoch + 1) % self.config.validate_every == 0 or self.position == self.total_steps
+        if len(self.validation) and due:
             self.network.eval()
             images, labels = as_float(self.validation.images), self.validation.labels
             row["validation_clean"] = clean_accuracy(self.network, images, labels)

@@ -15,8 +15,7 @@ from citrus.data import Dataset, DatasetInfo, as_float
 from citrus.data.augment import flip_and_crop
 from citrus.methods import Batch, Boxes, box_losses
 from citrus.networks import Statistics, fold, trace
-from citrus.networks.compiled import compilable, compiling
-from citrus.networks.layout import in_device_layout
+from citrus.networks.kernels import compilable, compiling, in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Moment, Phase
