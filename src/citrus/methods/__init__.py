@@ -25,22 +25,6 @@ from citrus.methods.taps import TAPS as TAPS
 from citrus.methods.uat import CWUAT as CWUAT
 from citrus.methods.uat import UAT as UAT
 
-AnyMethod = (
-    Standard
-    | IBP
-    | SABR
-    | Citrus
-    | CitrusSI
-    | MTLIBP
-    | CCIBP
-    | ExpIBP
-    | PGD
-    | UAT
-    | CWUAT
-    | Shared
-    | Colt
-    | TAPS
-    | STAPS
-    | CrownIBP
-)
+CertifiedMethod = IBP | SABR | Citrus | CitrusSI | MTLIBP | CCIBP | ExpIBP | TAPS | STAPS | CrownIBP
+AnyMethod = Standard | PGD | UAT | CWUAT | Shared | Colt | CertifiedMethod
 METHODS: dict[str, type[AnyMethod]] = {m.name: m for m in get_args(AnyMethod)}

@@ -168,8 +168,10 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
         what = f"{getattr(target, '__name__', target)!r} with its input as a keyword argument"
     elif node.op == "call_module":
         layer = module.get_submodule(target)
+        if problem := _unsupported(layer):
+            raise CitrusError(f"Layer {place} {target!r}, {type(layer).__name__}, uses {problem}, unsupported.")
         if type(layer) in LAYERS or isinstance(layer, Normalize):
-            return _checked(layer, f"layer {place} {target!r}"), inputs
+            return layer, inputs
         what = f"{type(layer).__name__} {target!r}"
     elif target in RELU_FUNCTIONS:
         return nn.ReLU(), inputs
@@ -212,24 +214,20 @@ def _flattens_all(start_dim: Any = 0, end_dim: Any = -1) -> bool:
     return (start_dim, end_dim) == (1, -1)
 
 
-def _checked(layer: nn.Module, where: str) -> nn.Module:
-    """Refuse settings of a known layer that would change its meaning."""
-    problem = ""
-    if isinstance(layer, nn.Conv2d):
-        if layer.padding_mode != "zeros":
-            problem = f"padding_mode {layer.padding_mode!r} (only 'zeros')"
-        elif layer.padding == "same":
-            problem = "padding 'same' (write it as numbers)"
-    elif isinstance(layer, nn.AvgPool2d):
-        if layer.ceil_mode:
-            problem = "ceil_mode=True"
-        elif not layer.count_include_pad and layer.padding not in (0, (0, 0)):
-            problem = "padding without count_include_pad"
-    elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
-        problem = "other axes than (1, -1)"
-    if problem:
-        raise CitrusError(f"{where[0].upper()}{where[1:]}, {type(layer).__name__}, uses {problem}, unsupported.")
-    return layer
+def _unsupported(layer: nn.Module) -> str | None:
+    """A setting of a known layer that changes its meaning."""
+    match layer:
+        case nn.Conv2d() if layer.padding_mode != "zeros":
+            return f"padding_mode {layer.padding_mode!r} (only 'zeros')"
+        case nn.Conv2d(padding="same"):
+            return "padding 'same' (write it as numbers)"
+        case nn.AvgPool2d(ceil_mode=True):
+            return "ceil_mode=True"
+        case nn.AvgPool2d(count_include_pad=False) if layer.padding not in (0, (0, 0)):
+            return "padding without count_include_pad"
+        case nn.Flatten() if (layer.start_dim, layer.end_dim) != (1, -1):
+            return "other axes than (1, -1)"
+    return None
 
 
 def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -237,21 +235,21 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
 
     Arithmetic and products on those would load torch's compiler, which takes seconds.
     """
-    if isinstance(layer, BatchNorm):
-        if inputs[0][0] != layer.num_features or len(inputs[0]) != (3 if isinstance(layer, nn.BatchNorm2d) else 1):
-            raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {inputs[0]}.")
-        return inputs[0]
+    first = inputs[0]
     try:
-        if isinstance(layer, Normalize) and (len(inputs[0]) != 3 or inputs[0][0] != layer.mean.shape[0]):
-            raise RuntimeError(f"maps of {layer.mean.shape[0]} channels expected")
-        if isinstance(layer, nn.Linear):
-            if inputs[0] != (layer.in_features,):
-                raise RuntimeError("flatten it first" if len(inputs[0]) > 1 else f"{layer.in_features} values expected")
-            return (layer.out_features,)
-        if isinstance(layer, Sum) and inputs[0] != inputs[1]:
-            raise RuntimeError("the branches must have one shape")
-        if isinstance(layer, Normalize | Sum | nn.ReLU | nn.Identity):
-            return inputs[0]
+        match layer:
+            case nn.Linear(in_features=size) | nn.BatchNorm1d(num_features=size) if first != (size,):
+                raise RuntimeError("flatten it first" if len(first) > 1 else f"{size} values expected")
+            case nn.BatchNorm2d(num_features=channels) if len(first) != 3 or first[0] != channels:
+                raise RuntimeError(f"maps of {channels} channels expected")
+            case Normalize() if len(first) != 3 or first[0] != len(layer.mean):
+                raise RuntimeError(f"maps of {len(layer.mean)} channels expected")
+            case Sum() if first != inputs[1]:
+                raise RuntimeError("the branches must have one shape")
+            case nn.Linear():
+                return (layer.out_features,)
+            case nn.BatchNorm1d() | nn.BatchNorm2d() | Normalize() | Sum() | nn.ReLU() | nn.Identity():
+                return first
         arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
         return tuple(copy.deepcopy(layer).to("meta", torch.float32)(*arguments).shape[1:])
     except RuntimeError as error:

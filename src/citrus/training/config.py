@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from citrus.errors import CitrusError, suggest
 from citrus.inputs import check_limits, parse_eps, parse_number
@@ -181,41 +180,32 @@ def _build(kind: Any, values: dict[str, Any], where: str) -> Any:
 
 def _value(kind: Any, value: Any, name: str) -> Any:
     """A JSON value or command-line word as the type of its field."""
+
+    def require(right: bool, what: str) -> None:
+        if not right:
+            raise CitrusError(f"{name} must be {what}, got {value!r}.")
+
     if kind == AnyMethod:
-        if not isinstance(value, dict) or str(value.get("name")) not in METHODS:
-            given = value.get("name") if isinstance(value, dict) else value
+        given = value.get("name") if isinstance(value, dict) else value
+        if not isinstance(value, dict) or str(given) not in METHODS:
             raise CitrusError(f"Unknown method {given!r}: {suggest(str(given), METHODS)}")
-        rest = {k: v for k, v in value.items() if k != "name"}
-        return _build(METHODS[value["name"]], rest, f"{name}.")
+        return _build(METHODS[str(given)], {k: v for k, v in value.items() if k != "name"}, f"{name}.")
     if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise CitrusError(f"{name} must be an object with fields, got {value!r}.")
+        require(isinstance(value, dict), "an object with fields")
         return _build(kind, value, f"{name}.")
     if get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple):
-            raise CitrusError(f"{name} must be a list, got {value!r}.")
+        require(isinstance(value, list | tuple), "a list")
         return tuple(_value(get_args(kind)[0], v, name) for v in value if v != "")
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise CitrusError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}.")
+        require(value in get_args(kind), f"one of {', '.join(get_args(kind))}")
         return value
-    assert get_origin(kind) not in (Union, types.UnionType), kind
-    return _scalar(kind, value, name)
-
-
-def _scalar(kind: Any, value: Any, name: str) -> Any:
-    if kind is bool:
-        words = {"true": True, "false": False, "True": True, "False": False}
-        if not isinstance(value, bool) and (not isinstance(value, str) or value not in words):
-            raise CitrusError(f"{name} must be true or false, got {value!r}.")
-        return value if isinstance(value, bool) else words[value]
     if kind is str:
-        if not isinstance(value, str):
-            raise CitrusError(f"{name} must be text, got {value!r}.")
+        require(isinstance(value, str), "text")
         return value
-    if isinstance(value, bool):
-        raise CitrusError(f"{name} must be a number, got {value!r}.")
+    if kind is bool:
+        require(isinstance(value, bool) or value in ("true", "false", "True", "False"), "true or false")
+        return value in (True, "true", "True")
+    require(not isinstance(value, bool), "a number")
     number = parse_number(value, name)
-    if kind is int and number != int(number):
-        raise CitrusError(f"{name} must be a whole number, got {value!r}.")
-    return int(number) if kind is int else number
+    require(kind is float or number == int(number), "a whole number")
+    return number if kind is float else int(number)

@@ -20,7 +20,7 @@ from citrus.data.augment import shuffle
 from citrus.errors import CitrusError
 from citrus.training.capture import Glance, Recorded
 from citrus.training.config import TrainConfig
-from citrus.training.evaluation import clean_accuracy, ibp_accuracy
+from citrus.training.evaluation import clean_accuracy, ibp_certified, percent
 from citrus.training.randomness import seed_of, stream
 from citrus.training.schedule import Moment, Phase, moment
 from citrus.training.statistics import estimate_statistics
@@ -144,7 +144,8 @@ class Trainer:
             self.network.eval()
             images, labels = as_float(self.validation.images), self.validation.labels
             row["validation_clean"] = clean_accuracy(self.network, images, labels)
-            row["validation_ibp"] = ibp_accuracy(self.network, images, labels, self.config.eps, self.config.clip)
+            proved = ibp_certified(self.network, images, labels, self.config.eps, self.config.clip)
+            row["validation_ibp"] = percent(proved)
             self.network.train()
         row |= {"seconds": round(seconds, 3), "images_per_second": round(steps * self.config.batch_size / seconds, 1)}
         return row
