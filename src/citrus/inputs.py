@@ -67,6 +67,7 @@ def check_limits(settings: object, limits: Mapping[str, str]) -> None:
         inside = (value >= low) if interval[0] == "[" else (value > low)
         if inside and ((value <= high) if interval[-1] == "]" else (value < high)):
             continue
-        least = "at least" if interval[0] == "[" else "larger than"
-        where = f"lie in {interval}" if math.isfinite(high) else f"be {least} {low:g}"
+        least = f"{'at least' if interval[0] == '[' else 'larger than'} {low:g}"
+        finite = "" if math.isfinite(value) else "finite and "
+        where = f"lie in {interval}" if math.isfinite(high) else f"be {finite}{least}"
         raise CitrusError(f"{name} must {where}, got {value}.")

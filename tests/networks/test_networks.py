@@ -222,7 +222,7 @@ def test_sizes(name: str, shape: tuple[int, int, int], classes: int, parameters:
     with torch.device("meta"):
         network = build(name, shape, classes)
     assert sum(p.numel() for p in network.parameters()) == parameters
-    assert sum(math.prod(s.shape) for s in trace(network, shape).steps if isinstance(s.layer, nn.ReLU)) == units
+    assert sum(math.prod(s.shape) for s in trace(network, shape).layers if isinstance(s.layer, nn.ReLU)) == units
 
 
 @pytest.mark.parametrize("name", ["cnn7", "convsmall", "smallcnn", "mlp"])

@@ -221,11 +221,11 @@ def test_missing_fields_are_all_named() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     *(({"eps": eps}, "eps .* must lie in \\[0, 1\\]") for eps in (-0.1, 1.5, 8)),
     ({"eps": math.nan}, "eps must be a number"),
-    *(({name: 0}, f"{name} must be at least 1, got 0") for name in ("epochs", "average_every", "group_size")),
+    *(({name: 0}, f"{name} must be at least 1, got 0") for name in ("epochs", "group_size", "validate_every")),
     ({"batch_size": 0, "method": IBP()}, "batch_size must be at least 1, got 0"),
     *(
         ({name: -1}, f"{name} must be at least 0, got -1")
-        for name in ("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer", "average_from")
+        for name in ("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer")
     ),
     *(({name: -1}, f"{name} must be at least 0, got -1") for name in ("validation", "seed", "test_images")),
     ({"l1": math.nan}, "l1 must be at least 0, got nan"),

@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_the_state(tmp_path: Path) -> None:
 
 def test_training_learns_and_certifies(tmp_path: Path) -> None:
     """On an easy problem CITRUS reaches a network that interval bounds certify."""
-    run = train(config(epochs=20, milestones=(15,), ramp_epochs=10, average_from=0), tmp_path, splits=splits(300))
+    run = train(config(epochs=20, milestones=(15,), ramp_epochs=10), tmp_path, splits=splits(300))
     assert run.evaluation
     assert run.evaluation.clean >= 90
     assert run.evaluation.ibp_certified >= 60
@@ -176,7 +176,7 @@ def test_seed_decides_everything() -> None:
         trainer = Trainer(config(seed=seed), splits())
 
         def stop(progress: object) -> None:
-            if trainer.step == 2:
+            if trainer.position == 2:
                 raise Stopped
 
         with pytest.raises(Stopped):

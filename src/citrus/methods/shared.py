@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from citrus.attacks import Ascent, clipped_cross_entropy
 from citrus.errors import CitrusError
@@ -38,8 +39,12 @@ class Shared(Method):
             raise CitrusError(f"batch_size {batch_size} is no multiple of heap_size {size}: no heap may be cut.")
 
     def loss(self, batch: Batch) -> MethodLoss:
+        delta = self.perturbations(batch)
+        points = batch.clipped(batch.images + delta.repeat_interleave(len(batch.images) // len(delta), 0))
+        return MethodLoss(F.cross_entropy(batch.graph(points), batch.labels))
+
+    def perturbations(self, batch: Batch) -> Tensor:
+        """One perturbation per heap, (heaps, C, H, W), that raises its images' summed loss."""
         count = len(batch.images)
         heaps = torch.arange(count, device=batch.images.device).view(-1, self.heap_size or count)
-        delta = batch.common_perturbations(heaps, batch.eps, self.attack, clipped_cross_entropy(self.limit))
-        points = batch.clipped(batch.images + delta.repeat_interleave(heaps.shape[1], 0))
-        return MethodLoss(F.cross_entropy(batch.graph(points), batch.labels))
+        return batch.common_perturbations(heaps, batch.eps, self.attack, clipped_cross_entropy(self.limit))
