@@ -131,8 +131,8 @@ def test_training_learns_and_certifies(tmp_path: Path) -> None:
 
 def test_batch_norm_networks_train(tmp_path: Path) -> None:
     """With BatchNorm: statistics of the saved network are the population's, and resume stays exact."""
-    settings = config("citrus", batch_size=20, epochs=2, milestones=(), network="cnn7")
-    small = splits(40, 4, 5)
+    settings = config("citrus", batch_size=10, epochs=2, milestones=(), network="cnn7", test_images=1)
+    small = splits(20, 1, 1)
     with pytest.raises(Stopped):
         train(settings, tmp_path / "parts", splits=small, stop_after=3)
     train(settings, tmp_path / "parts", splits=small, resume=True)
@@ -165,7 +165,7 @@ def test_a_start_that_is_no_such_network_is_told(tmp_path: Path, whole_run: Path
     with pytest.raises(CitrusError, match=says + "mean, std differ"):
         Trainer(other, splits())
     checkpoint = whole_run / "checkpoints" / "last.safetensors"
-    with pytest.raises(CitrusError, match=r"start: .*last.safetensors holds no network of Citrus"):
+    with pytest.raises(CitrusError, match=r"last.safetensors holds no network of Citrus"):
         Trainer(config("citrus_si", network="smallcnn", start=str(checkpoint)), splits())
     with pytest.raises(CitrusError, match=r"start: there is no .*nowhere: train that network first"):
         Trainer(config("citrus_si", start=str(tmp_path / "nowhere")), splits())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
-_COMPILING = ContextVar("compiling", default=False)
+_COMPILER: ContextVar[str | None] = ContextVar("compiler", default=None)
 VARIANTS = 64  # shapes and precisions that one function may be compiled for before torch gives up
 
 
@@ -25,26 +25,27 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def compiling(on: bool = True) -> Iterator[None]:
+def compiling(on: bool = True, backend: str = "inductor") -> Iterator[None]:
     """Within, functions marked `compilable` run as torch.compile makes them."""
-    token = _COMPILING.set(on)
+    token = _COMPILER.set(backend if on else None)
     try:
         yield
     finally:
-        _COMPILING.reset(token)
+        _COMPILER.reset(token)
 
 
 def compilable(function: F) -> F:
     """Mark a function of tensors as worth compiling; it stays as it is outside of `compiling`."""
 
     @functools.cache
-    def compiled() -> Callable[..., Any]:
+    def compiled(backend: str) -> Callable[..., Any]:
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
-        return torch.compile(function, dynamic=False)
+        return torch.compile(function, dynamic=False, backend=backend)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (compiled() if _COMPILING.get() else function)(*args, **kwargs)
+        backend = _COMPILER.get()
+        return (compiled(backend) if backend else function)(*args, **kwargs)
 
     return cast(F, call)
