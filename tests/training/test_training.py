@@ -171,6 +171,19 @@ def test_a_start_that_is_no_such_network_is_told(tmp_path: Path, whole_run: Path
         Trainer(config("citrus_si", start=str(tmp_path / "nowhere")), splits())
 
 
+def test_training_needs_no_optional_package(tmp_path: Path) -> None:
+    """What the command line, pictures and ONNX are made with may be missing."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "sys.modules.update(dict.fromkeys(('tyro', 'rich', 'matplotlib', 'onnx', 'highspy', 'PIL', 'mlxtend')))\n"
+        "from support.synthetic import config, splits; import citrus\n"
+        "settings = config('ibp', epochs=1, warmup_epochs=0, ramp_epochs=0, milestones=(), test_images=1)\n"
+        f"print(citrus.train(settings, {str(tmp_path / 'run')!r}, splits=splits(10, 1, 1)).evaluation)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Evaluation(eps=0.05, ")
+
+
 def test_seed_decides_everything() -> None:
     def after_two_steps(seed: int) -> torch.Tensor:
         trainer = Trainer(config(seed=seed), splits())
