@@ -304,7 +304,7 @@ def test_a_recipe_is_named_after_the_method_that_it_trains(name: str) -> None:
     assert name.removeprefix(f"{setting}-").split("-")[0] == config.method.name
 
 
-REMOVED = {"average_from": 0, "average_every": 10}
+REMOVED = {"average_from": 0, "average_every": 10, "population_bn": True}
 REMOVED_OF_CITRUS = {"worst_of": 0, "mix": 0.0, "mix_with": "clean", "memory": 0, "tau_start": 1.0}
 
 

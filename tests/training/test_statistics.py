@@ -92,18 +92,14 @@ def test_a_network_without_batch_norm_is_left_alone() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_saved_network_has_population_statistics_if_asked() -> None:
-    for population in (True, False):
-        trainer = Trainer(replace(CONFIG, population_bn=population), tiny_splits(20))
-        list(trainer.epochs())
-        before = copy.deepcopy(trainer.network.state_dict())
-        network = trainer.finish()
-        assert not network.training
-        assert all(torch.equal(value, before[name]) for name, value in trainer.network.state_dict().items())
-        if population:
-            assert_population(network, [as_float(trainer.data.images)])
-        else:
-            assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+def test_the_saved_network_has_population_statistics() -> None:
+    trainer = Trainer(CONFIG, tiny_splits(20))
+    list(trainer.epochs())
+    before = copy.deepcopy(trainer.network.state_dict())
+    network = trainer.finish()
+    assert not network.training
+    assert all(torch.equal(value, before[name]) for name, value in trainer.network.state_dict().items())
+    assert_population(network, [as_float(trainer.data.images)])
 
 
 # ------------------------------------------------------------------------------------------------- running statistics

@@ -54,8 +54,6 @@ class TrainConfig:
     """Weights to begin with instead: a finished run's folder, or its model.safetensors; empty for none."""
     regularizer: float = 0.5
     """Weight of Shi et al.'s two regularisers at eps 0; it falls to 0 as eps grows to its full value."""
-    population_bn: bool = True
-    """Re-estimate BatchNorm statistics over the training set for the saved network."""
 
     validation: int = 0
     """Images held out of the training set."""

@@ -1,7 +1,7 @@
 """The run folder: configuration, environment, metrics, checkpoints and results of one run.
 
 runs/NAME/  config.json  env.json  log.txt  metrics.jsonl  checkpoints/last.safetensors
-            model.safetensors  method.safetensors (what the method kept)  summary.json  uap/EPS.safetensors  uap/EPS.png
+            model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
 """
 
 import json

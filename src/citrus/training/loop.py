@@ -151,11 +151,10 @@ class Trainer:
         return row
 
     def finish(self) -> nn.Module:
-        """The network to keep, with the population's statistics where the configuration asks for them."""
+        """The network to keep, its BatchNorm statistics estimated over the whole training set."""
         network = copy.deepcopy(self.network)
-        if self.config.population_bn:
-            # Batches of 5, as the paper's, would give variances that are a fifth too small behind linear layers.
-            estimate_statistics(network, self.data, min(len(self.data), max(self.config.batch_size, 256)))
+        # Batches of 5, as the paper's, would give variances that are a fifth too small behind linear layers.
+        estimate_statistics(network, self.data, min(len(self.data), max(self.config.batch_size, 256)))
         return network.eval()
 
     # ------------------------------------------------------------------------------------------------ its state

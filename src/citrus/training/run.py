@@ -80,8 +80,6 @@ def train(
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
     save_network(folder.model, network, config, splits)
-    if kept := trainer.training_step.method_state:
-        save_tensors(folder.path / "method.safetensors", kept, {"method": config.method.name})
     return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
 
 
@@ -144,7 +142,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is the GPU when there is one."""
+    """A device by its name, where auto is the GPU when there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
