@@ -70,8 +70,8 @@ def crown(
     than `lower`, where the interval bound was better.
     """
     problem = problem_of(graph, centre, radius, settings.memory)
-    boxes, output = inner_boxes(problem, spec, settings)
-    return bound_rows(problem, spec, boxes, output, settings)
+    boxes, output = _inner_boxes(problem, spec, settings)
+    return _bound_rows(problem, spec, boxes, output, settings)
 
 
 def problem_of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int | None) -> Problem:
@@ -80,7 +80,7 @@ def problem_of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int
     return Problem(graph, centre, radius, tuple(graph.values(centre)), MemoryLimit.of(memory, centre.device))
 
 
-def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
+def _inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
     """The box entering each ReLU, and the interval bound of the rows that follows from them.
 
     One walk forward: each box starts as the image of the boxes before it and is then refined by substitution.
@@ -100,12 +100,8 @@ def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings)
     return tuple(boxes), values[-1] if spec is None else map_rows(spec, values[-1])
 
 
-def bound_rows(
-    problem: Problem,
-    spec: Tensor | None,
-    boxes: tuple[Box, ...],
-    output: Box,
-    settings: LinearSettings,
+def _bound_rows(
+    problem: Problem, spec: Tensor | None, boxes: tuple[Box, ...], output: Box, settings: LinearSettings
 ) -> LinearBounds:
     """Bounds of the specification rows, given the boxes of the ReLUs and the interval bound `output` of the rows."""
     graph, centre = problem.graph, problem.centre

@@ -108,18 +108,13 @@ def _shape_of(
             "and input_shape says what a file leaves open."
         )
     batch, inner = sizes[0], sizes[1:]
-    if given is not None and len(inner) == 1 and len(given) == 3:
-        fits = inner[0] in (None, torch.Size(given).numel())
-        inner = [torch.Size(given).numel()]
-    else:
-        fits = given is None or (
-            len(given) == len(inner) and all(a in (None, b) for a, b in zip(inner, given, strict=True))
-        )
-        inner = inner if given is None else list(given)
-    shape = tuple(size for size in inner if size)
-    if not fits:
+    wanted = inner if given is None else list(given)
+    if given is not None and len(inner) == 1 and len(given) == 3:  # a network on flat vectors that is to take images
+        wanted = [torch.Size(given).numel()]
+    if len(wanted) != len(inner) or any(a not in (None, b) for a, b in zip(inner, wanted, strict=True)):
         raise CitrusError(f"input_shape {given} does not fit the input {value.name!r} of {path}, which is {sizes}.")
-    if len(shape) != len(inner):
+    shape = tuple(size for size in wanted if size)
+    if len(shape) != len(wanted):
         raise CitrusError(f"{path} leaves the shape of its input {value.name!r} open: give input_shape=(C, H, W).")
     return batch, shape
 
@@ -234,8 +229,6 @@ def _export(onnx: Any, node: Node, name: str, inputs: list[str], output: str) ->
             made.append(make("Add", [inner, hold("bias", op.bias)], output))
         case Flatten():
             made = [make("Flatten", inputs, output, axis=1)]
-        case Relu():
-            made = [make("Relu", inputs, output)]
-        case Add():
-            made = [make("Add", inputs, output)]
+        case Relu() | Add():
+            made = [make(type(op).__name__, inputs, output)]
     return made, held

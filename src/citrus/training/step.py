@@ -4,6 +4,7 @@ Everything that changes from step to step lies in tensors of fixed place (`index
 that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -138,15 +139,15 @@ class TrainingStep:
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `state` gave."""
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            parts.setdefault(kind, {})[rest] = tensor
-        self.network.load_state_dict(parts["network"])
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.network.load_state_dict(part("network."))
+        state: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in part("optimizer.").items():
             i, key = name.split(".")
-            state.setdefault(int(i), {})[key] = tensor
+            state[int(i)][key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr  # torch would put a copy in the place of the tensor that each step writes to
