@@ -77,13 +77,11 @@ STEPS: dict[str, TrainConfig] = {
     "exact sum, recorded": replace(EXACT, record=True),
     "exact sum, recorded, half": replace(EXACT, record=True, precision="half"),
     "exact sum, compiled, recorded, half": replace(EXACT, record=True, compile=True, precision="half"),
-    "exact sum, compiled, recorded, all-half": replace(EXACT, record=True, compile=True, precision="all-half"),
     "one partner, 5 attack steps, eager": SAMPLED,
     "one partner, recorded": replace(SAMPLED, record=True),
     "one partner, recorded, half": replace(SAMPLED, record=True, precision="half"),
     "one partner, compiled, recorded": replace(SAMPLED, record=True, compile=True),
     "one partner, compiled, recorded, half": replace(SAMPLED, record=True, compile=True, precision="half"),
-    "one partner, compiled, recorded, all-half": replace(SAMPLED, record=True, compile=True, precision="all-half"),
     "one partner, compiled, recorded, half, batch 500": replace(
         SAMPLED, record=True, compile=True, precision="half", batch_size=500
     ),
@@ -105,10 +103,10 @@ def noise_splits(count: int) -> Splits:
 def make_trainer(config: TrainConfig, splits: Splits) -> tuple[Trainer, Callable[[], None]]:
     """A trainer and its next step at full eps."""
     trainer = Trainer(config, splits, "cuda")
-    now = trainer._moment(trainer.steps - 1)
-    trainer.inner.scalars.copy_(torch.tensor(trainer.inner.numbers(0, now), dtype=torch.float64))
-    trainer.inner.index.copy_(torch.arange(config.batch_size))
-    return trainer, lambda: trainer._train_step(now)
+    now = trainer._moment(trainer.total_steps - 1)
+    numbers = torch.tensor(trainer.training_step.numbers(0, now), dtype=torch.float64)
+    trainer.training_step.prepare(torch.arange(config.batch_size), numbers)
+    return trainer, lambda: trainer._train_step(now.phase)
 
 
 def milliseconds(work: Callable[[], object], least: float = 1.0) -> float:

@@ -40,7 +40,7 @@ def proved_alone(
     by_interval, by_either = [], []
     for x, y in zip(images.split(500), labels.split(500), strict=True):
         rows = margin_rows(y, plain.classes, x.dtype)
-        by_interval.append((interval(plain, x, eps, rows, keep_boxes=False).lower > 0).all(1))
+        by_interval.append((interval(plain, x, eps, rows).lower > 0).all(1))
         by_either.append((crown(plain, x, eps, rows, settings).lower > 0).all(1) | by_interval[-1])
     return torch.cat(by_interval), torch.cat(by_either)
 

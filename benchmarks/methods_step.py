@@ -29,9 +29,6 @@ VARIANTS: dict[str, AnyMethod] = {
     "citrus, k 5": Citrus(k=5),
     "citrus, 1 partner": Citrus(partners=1),
     "citrus, k 3, 1 partner": Citrus(k=3, partners=1),
-    "citrus, worst of 4": Citrus(partners=1, worst_of=4),
-    "citrus, centres mixed in": Citrus(mix=0.5, mix_with="adversarial"),
-    "citrus, memory": Citrus(partners=1, memory=10 * IMAGES),
 }
 ROWS: dict[str, AnyMethod] = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 RAMP, END = (0.5, True), (1.0, False)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import citrus
 from citrus.errors import CitrusError, suggest
-from citrus.inputs import check_images, format_eps, parse_eps, parse_number
+from citrus.inputs import check_images, check_limits, format_eps, parse_eps, parse_number
 
 
 @pytest.mark.parametrize(
@@ -161,3 +162,24 @@ def test_certify_takes_images_of_another_precision() -> None:
     single = citrus.certify(network, images, labels, 0.01)
     double = citrus.certify(network, images.double(), labels, 0.01)
     assert (single.certified, single.attacked) == (double.certified, double.attacked)
+
+
+LIMITS: list[tuple[str, list[float], list[float], str]] = [
+    ("[0, 1]", [0, 0.5, 1], [-1e-9, 1.1, math.nan, math.inf], r"x must lie in \[0, 1\], got "),
+    ("(0, 1]", [1e-9, 1], [0, -1, 1.1, math.nan], r"x must lie in \(0, 1\], got "),
+    ("[1, inf)", [1, 7, 1e30], [0, -3], "x must be at least 1, got "),
+    ("[1, inf)", [], [math.nan, math.inf, -math.inf], "x must be finite and at least 1, got "),
+    ("(0, inf)", [1e-9], [0, -1.0], "x must be larger than 0, got "),
+    ("(0, inf]", [1, math.inf], [0, -1.0], "x must be larger than 0, got "),
+]
+
+
+@pytest.mark.parametrize(("interval", "inside", "outside", "says"), LIMITS)
+def test_numbers_outside_of_their_interval_are_refused_by_name(
+    interval: str, inside: list[float], outside: list[float], says: str
+) -> None:
+    for value in inside:
+        check_limits(SimpleNamespace(x=value), {"x": interval})
+    for value in outside:
+        with pytest.raises(CitrusError, match=f"{says}{value}\\.$"):
+            check_limits(SimpleNamespace(x=value), {"x": interval})

@@ -8,7 +8,7 @@ result, attack = citrus.evaluate(run.network, images, labels, eps="8/255")
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from citrus.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from citrus.attacks import Ascent as Ascent

@@ -1,6 +1,7 @@
 """The door: what users give is checked once, here, and an error says what to do."""
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 
 import torch
@@ -56,3 +57,17 @@ def check_images(images: Tensor, labels: Tensor, classes: int, shape: tuple[int,
         )
     if labels.min() < 0 or labels.max() >= classes:
         raise CitrusError(f"Labels must lie in 0..{classes - 1}, got {int(labels.min())} to {int(labels.max())}.")
+
+
+def check_limits(settings: object, limits: Mapping[str, str]) -> None:
+    """Refuse a field of `settings` whose number lies outside its interval, such as "(0, 1]"; a NaN always does."""
+    for name, interval in limits.items():
+        value = getattr(settings, name)
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        inside = (value >= low) if interval[0] == "[" else (value > low)
+        if inside and ((value <= high) if interval[-1] == "]" else (value < high)):
+            continue
+        least = f"{'at least' if interval[0] == '[' else 'larger than'} {low:g}"
+        finite = "" if math.isfinite(value) else "finite and "
+        where = f"lie in {interval}" if math.isfinite(high) else f"be {finite}{least}"
+        raise CitrusError(f"{name} must {where}, got {value}.")

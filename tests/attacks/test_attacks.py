@@ -366,9 +366,7 @@ def test_ascend_prefers_score_then_loss_then_the_earlier_point() -> None:
         calls.append(restart)
         return losses[:, step] + 0 * delta.sum(1) + (delta - delta.detach()).sum(1), scores[:, step]
 
-    best = ascend(
-        lambda restart: torch.zeros(3, 1), objective, lambda d: d, 1.0, Ascent(steps=3, step_size=1.0, decay=1.0)
-    )
+    best = ascend(lambda: torch.zeros(3, 1), objective, 10.0, Ascent(steps=3, step_size=0.1, decay=1.0))
     assert best.flatten().tolist() == [1.0, 2.0, 0.0]
     assert calls == [0, 0, 0, 0]
 
@@ -387,6 +385,7 @@ def test_step_sizes_by_hand() -> None:
         {"step_size": 0.0},
         {"step_size": -0.1},
         {"step_size": float("nan")},
+        {"step_size": float("inf")},
         {"decay": 0.0},
         {"decay": 1.5},
         {"decay": float("nan")},
@@ -394,7 +393,9 @@ def test_step_sizes_by_hand() -> None:
     ids=str,
 )
 def test_ascent_settings_are_checked(wrong: dict) -> None:
-    with pytest.raises(CitrusError, match=r"steps >= 0, restarts >= 1, step_size > 0 and decay in \(0, 1\]"):
+    says = {"steps": "at least 0", "restarts": "at least 1", "step_size": "larger than 0", "decay": r"lie in \(0, 1\]"}
+    ((name, value),) = wrong.items()
+    with pytest.raises(CitrusError, match=rf"{name} must (be )?(finite and )?{says[name]}, got {value}\.$"):
         Ascent(**wrong)
 
 

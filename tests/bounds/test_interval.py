@@ -20,7 +20,7 @@ from support.helpers import (
 )
 from torch import Tensor, nn
 
-from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows, margins, wrong_labels
+from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows, margins, training_interval, wrong_labels
 from citrus.bounds.interval import relu_box
 from citrus.errors import CitrusError
 from citrus.networks import Graph, Normalize, fold, graph, trace
@@ -97,12 +97,12 @@ def test_elision_by_hand() -> None:
 
 
 def test_shrink_by_hand() -> None:
-    bounds = interval(network_2_2_2(0.0), CENTRE, 0.25, shrink=0.8)
+    bounds = training_interval(network_2_2_2(0.0), CENTRE, 0.25, shrink=0.8)
     # Only the crossing h1 shrinks: [0, 0.6] instead of [0, 0.75]
     torch.testing.assert_close(bounds.lower, torch.tensor([[-2.75, 0.25]]))
     torch.testing.assert_close(bounds.upper, torch.tensor([[-0.05, 2.35]]))
     assert bounds.pre_activations[0].upper.tolist() == [[0.75, 2.75]]  # what enters the ReLU is not shrunk
-    active_and_dead = interval(network_2_2_2(-1.0), CENTRE, 0.25, shrink=0.8)
+    active_and_dead = training_interval(network_2_2_2(-1.0), CENTRE, 0.25, shrink=0.8)
     assert active_and_dead.upper.tolist() == [[-1.25, 1.75]]
 
 
@@ -422,7 +422,7 @@ def test_negative_variance_never_certifies() -> None:
 
 
 def test_shrink_of_nan_stays_nan() -> None:
-    assert interval(folded(CONV), images(1) * float("nan"), 0.1, shrink=0.8).lower.isnan().all()
+    assert training_interval(folded(CONV), images(1) * float("nan"), 0.1, shrink=0.8).lower.isnan().all()
 
 
 # Margins

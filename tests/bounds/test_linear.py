@@ -1,12 +1,14 @@
 """Linear bounds by sampling, by their contract on every layer, and in all the ways they may be cut into chunks."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from support.helpers import CLASSES, DEEP, SHAPE, ZOO, Case, images
 from torch import Tensor
 
-from citrus.bounds import Box, LinearSettings, crown, interval, lower_planes, margin_rows
+from citrus.bounds import Box, LinearBounds, LinearSettings, alpha, crown, interval, lower_planes, margin_rows
 from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.linear import InnerBoxes
 from citrus.errors import CitrusError
@@ -184,6 +186,16 @@ def test_early_boxes_are_crowns_for_two_layers_and_intervals_behind(case: Case) 
         assert bool((mine.lower >= wide.lower - 1e-5).all())
     assert bool((early[1].radius < plain[1].radius).any())
     assert bool((early[-1].radius > crowns[-1].radius).any())
+
+
+@pytest.mark.parametrize("bound", [crown, alpha])
+def test_negative_radius_tensor_never_certifies(bound: Callable[..., LinearBounds]) -> None:
+    net, centre, spec = network(BY_NAME["mlp"]), images(2), rows_of(2)
+    radius = torch.full_like(centre, 0.01)
+    radius[0, 0, 0, 0] = -5.0
+    lower = bound(net, centre, radius, spec).lower
+    assert not bool((lower[0] > 0).any())
+    assert lower[1].isfinite().all()
 
 
 def test_mistakes_are_named() -> None:

@@ -132,7 +132,7 @@ def test_print_config_and_list(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--eps", "-0.1"], "must lie in [0, 1]"),
         (["train", "quickstart", "--eps", "1/0"], "8/255"),
         (["train", "quickstart", "--eps"], "needs a value"),
-        (["train", "quickstart", "--method.tau-ratio", "1.5"], "between 0 and eps"),
+        (["train", "quickstart", "--method.tau-ratio", "1.5"], "tau_ratio must lie in"),
         (["train", "quickstart", "--method.group-size", "200"], "larger than batch_size"),
         (["train", "quickstart", "--method.group-size", "7"], "no multiple of group_size"),
         (["train", "quickstart", "--epochs", "2.5"], "whole number"),

@@ -41,13 +41,13 @@ def own_boxes(network: nn.Sequential, batch: Batch, delta: Tensor) -> Tensor:
 def record_pgd(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, float]]:
     """The perturbations that the method's attack finds, and the radius it was given."""
     found: list[tuple[Tensor, float]] = []
-    attack = module.pgd
+    attack = base.pgd
 
     def spy(model: object, images: Tensor, labels: Tensor, radius: float, *rest: Ascent, **options: object) -> Tensor:
         found.append((attack(model, images, labels, radius, *rest, **options), radius))  # type: ignore[arg-type]
         return found[-1][0]
 
-    monkeypatch.setattr(module, "pgd", spy)
+    monkeypatch.setattr(base, "pgd", spy)
     return found
 
 
@@ -170,7 +170,7 @@ def lenders(method: Citrus, count: int, seed: int, monkeypatch: pytest.MonkeyPat
         centres.append(centre)
         return torch.zeros(len(centre)), None
 
-    monkeypatch.setattr(module, "pgd", lambda *args, **options: codes)
+    monkeypatch.setattr(base, "pgd", lambda *args, **options: codes)
     monkeypatch.setattr(module, "box_losses", spy)
     graph = make_batch(TRACED, 1).graph
     labels = torch.arange(count) % CLASSES
@@ -231,8 +231,8 @@ def test_chunks_change_neither_loss_nor_gradient(kind: type[Citrus], clip: bool,
 
 def test_chunks_are_never_larger_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    interval: Callable[..., object] = base.interval
-    monkeypatch.setattr(base, "interval", lambda g, c, *rest: (sizes.append(len(c)), interval(g, c, *rest))[1])
+    interval: Callable[..., object] = base.training_interval
+    monkeypatch.setattr(base, "training_interval", lambda g, c, *r: (sizes.append(len(c)), interval(g, c, *r))[1])
     batch = replace(make_batch(make_network(True)[1], 6), max_boxes=5)
     Citrus(tau_ratio=TAU_RATIO, group_size=3, attack=FEW_STEPS).loss(batch)
     assert sizes == [5, 5, 2]

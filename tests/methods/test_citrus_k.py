@@ -69,8 +69,7 @@ def test_with_all_variants_off_it_is_the_papers_method_bit_for_bit(
 
 def test_all_variants_are_off_by_default() -> None:
     method = Citrus()
-    assert (method.k, method.worst_of, method.mix, method.memory, method.tau_start) == (2, 0, 0, 0, 1)
-    assert (method.own, method.linear) == (0, 0)
+    assert (method.k, method.own, method.linear) == (2, 0, 0)
     assert method.initial_state(make_batch(make_network()[1]).graph) == {}
 
 

@@ -256,18 +256,18 @@ def test_in_training_the_first_layer_stands_still_from_the_second_stage_on() -> 
 
 
 BAD = [
-    (Colt(stages=0), "at least 1 stage .* got 0"),
-    (Colt(mix_steps=0), "1 mix_step, got 3 and 0"),
-    (Colt(mix=1.5), "mix is a share .* 1.5"),
-    (Colt(mix=-0.1), "mix is a share"),
-    (Colt(mix=math.nan), "mix is a share"),
-    (Colt(eps_growth=0.0), "eps_growth .* positive"),
-    (Colt(eps_growth=math.nan), "eps_growth .* positive"),
-    (Colt(stability_growth=-1.0), "stability_growth .* positive"),
-    (Colt(stability=-1.0), "must not be negative, got -1"),
-    (Colt(l1=math.nan), "must not be negative"),
+    (Colt(stages=0), "stages must be at least 1, got 0"),
+    (Colt(mix_steps=0), "mix_steps must be at least 1, got 0"),
+    (Colt(mix=1.5), r"mix must lie in \[0, 1\], got 1.5"),
+    (Colt(mix=-0.1), "mix must lie in"),
+    (Colt(mix=math.nan), "mix must lie in"),
+    (Colt(eps_growth=0.0), "eps_growth must be larger than 0, got 0.0"),
+    (Colt(eps_growth=math.nan), "eps_growth must be finite and larger than 0, got nan"),
+    (Colt(stability_growth=-1.0), "stability_growth must be larger than 0, got -1.0"),
+    (Colt(stability=-1.0), "stability must be at least 0, got -1.0"),
+    (Colt(l1=math.nan), "l1 must be finite and at least 0, got nan"),
     (Colt(stability_images=11), r"must lie in 0\.\.10, the batch, got 11"),
-    (Colt(stability_images=-1), "got -1"),
+    (Colt(stability_images=-1), "stability_images must be at least 0, got -1"),
 ]
 
 

@@ -180,7 +180,7 @@ def test_it_begins_with_the_linear_bound_and_ends_as_ibp(
     def fail(*_: object) -> None:
         raise AssertionError("no linear bound is needed any more")
 
-    monkeypatch.setattr(module, "lower_planes", fail)
+    monkeypatch.setattr(module, "training_planes", fail)
     assert torch.equal(method.loss(batch).loss, ibp)
     assert torch.equal(CrownIBP(0.0, 0.0, fused=fused).loss(at_ramp(batch, 0.5)).loss, ibp)
     with pytest.raises(AssertionError, match="no linear bound"):
@@ -259,13 +259,13 @@ def test_no_more_rows_are_carried_back_at_once_than_boxes_may_be_kept(
 ) -> None:
     _, traced = make_network()
     rows: list[int] = []
-    planes = module.lower_planes
+    planes = module.training_planes
 
     def spy(graph: Graph, centre: Tensor, spec: Tensor, boxes: list[Box]) -> Planes:
         rows.append(spec.shape[0] * spec.shape[1])
         return planes(graph, centre, spec, boxes)
 
-    monkeypatch.setattr(module, "lower_planes", spy)
+    monkeypatch.setattr(module, "training_planes", spy)
     CrownIBP(**TO_THE_END, fused=fused).loss(replace(make_batch(traced), max_boxes=4))
     assert rows == ([4, 2] if fused else [3] * 6)
 
@@ -273,5 +273,5 @@ def test_no_more_rows_are_carried_back_at_once_than_boxes_may_be_kept(
 @pytest.mark.parametrize("name", ["crown_start", "crown_end", "clean_start", "clean_end"])
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_shares_outside_of_0_to_1_are_refused(name: str, share: float) -> None:
-    with pytest.raises(CitrusError, match=f"{name} is a share and must lie in .0, 1., got {share}"):
+    with pytest.raises(CitrusError, match=f"{name} must lie in .0, 1., got {share}"):
         CrownIBP(**{name: share}).check(8)

@@ -54,10 +54,7 @@ CASES: dict[str, AnyMethod] = {
     "citrus_si-k3": CitrusSI(tau_ratio=0.4, group_size=3, k=3, attack=FEW_STEPS),
     "citrus-k3": Citrus(tau_ratio=0.4, group_size=3, k=3, attack=FEW_STEPS),
     "citrus-k3-sampled": Citrus(tau_ratio=0.4, group_size=0, k=3, partners=2, attack=FEW_STEPS),
-    "citrus-worst": Citrus(tau_ratio=0.4, group_size=0, partners=1, worst_of=3, attack=FEW_STEPS),
-    "citrus-own": Citrus(tau_ratio=0.4, group_size=3, mix=0.3, mix_with="own", attack=FEW_STEPS),
-    "citrus-mixed": Citrus(tau_ratio=0.4, group_size=3, mix=0.3, mix_with="adversarial", attack=FEW_STEPS),
-    "citrus-memory": Citrus(tau_ratio=0.4, group_size=3, partners=1, memory=30, tau_start=0.5, attack=FEW_STEPS),
+    "citrus-own": Citrus(tau_ratio=0.4, group_size=3, own=0.5, attack=FEW_STEPS),
     "citrus-linear": Citrus(tau_ratio=0.4, group_size=3, linear=0.3, attack=FEW_STEPS),
     "mtl_ibp": MTLIBP(alpha=0.3, attack=FEW_STEPS),
     "mtl_ibp-wide-attack": MTLIBP(alpha=0.1, attack_factor=2.0),
@@ -101,7 +98,7 @@ def clean_loss_of(method: AnyMethod, batch: Batch) -> Tensor:
 
 def mixes_in_smaller_losses(method: AnyMethod) -> bool:
     """Of a point, or of a tighter bound, so that the loss may lie below that of every interval box."""
-    return isinstance(method, Expressive | TAPS | CrownIBP) or (isinstance(method, Citrus) and method.mix > 0)
+    return isinstance(method, Expressive | TAPS | CrownIBP)
 
 
 def test_every_method_is_under_contract() -> None:
@@ -263,7 +260,7 @@ def test_chunks_change_nothing_but_memory(name: str, clip: bool, keep: bool) -> 
 
 def test_a_float64_network_is_traced() -> None:
     network = make_network()[0]
-    assert len(trace(network, SHAPE).steps) == len(network)
+    assert len(trace(network, SHAPE).layers) == len(network)
 
 
 BAD: list[tuple[AnyMethod, int, str]] = [

@@ -11,7 +11,7 @@ from support.steps import CLASSES, EPS, FEW_STEPS, SHAPE, BoxSpy, gradients, mak
 from support.steps import one_thread as one_thread
 from torch import nn
 
-import citrus.methods.sabr as module
+import citrus.methods.base as module
 from citrus.methods import IBP, SABR
 from citrus.networks import Trace, trace
 

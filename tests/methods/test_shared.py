@@ -102,7 +102,7 @@ BAD = [
     (Shared(heap_size=7), 20, "batch_size 20 is no multiple of heap_size 7"),
     (Shared(heap_size=11), 10, r"heap_size must be 0 \(all\) to 10, the batch_size, got 11"),
     (Shared(heap_size=-2), 10, "got -2"),
-    (Shared(heap_size=5, limit=0.0), 10, "limit must be positive, got 0.0"),
+    (Shared(heap_size=5, limit=0.0), 10, "limit must be larger than 0, got 0.0"),
     (Shared(heap_size=5, limit=math.nan), 10, "got nan"),
 ]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import citrus.methods.taps as module
 from citrus.attacks import Ascent
-from citrus.bounds import Box, interval, margin_rows, relu_box
+from citrus.bounds import Box, margin_rows, relu_box, training_interval
 from citrus.errors import CitrusError
 from citrus.methods import IBP, SABR, STAPS, TAPS
 from citrus.methods.taps import classifier, link
@@ -151,7 +151,7 @@ def test_staps_on_the_whole_eps_box_is_taps(clip: bool) -> None:
 
 def features_of(plain: Graph, images: Tensor, labels: Tensor, relus: int, shrink: float = 1.0) -> tuple[Box, Tensor]:
     """The box that enters the classifier, and the interval bounds of the margins."""
-    bounds = interval(plain, images, EPS, margin_rows(labels, plain.classes, images.dtype), shrink)
+    bounds = training_interval(plain, images, EPS, margin_rows(labels, plain.classes, images.dtype), shrink)
     box = relu_box(bounds.pre_activations[-relus - 1], shrink)
     return Box(box.centre, box.radius.expand_as(box.centre)), bounds.lower
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from citrus.errors import CitrusError
 from citrus.networks import Normalize, build, fold, graph, trace
-from citrus.networks.layout import channels_last, in_device_layout
+from citrus.networks.kernels import channels_last, in_device_layout
 
 zoo = pytest.mark.parametrize("case", ZOO, ids=str)
 
@@ -222,7 +222,7 @@ def test_sizes(name: str, shape: tuple[int, int, int], classes: int, parameters:
     with torch.device("meta"):
         network = build(name, shape, classes)
     assert sum(p.numel() for p in network.parameters()) == parameters
-    assert sum(math.prod(s.shape) for s in trace(network, shape).steps if isinstance(s.layer, nn.ReLU)) == units
+    assert sum(math.prod(s.shape) for s in trace(network, shape).layers if isinstance(s.layer, nn.ReLU)) == units
 
 
 @pytest.mark.parametrize("name", ["cnn7", "convsmall", "smallcnn", "mlp"])

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from citrus.bounds import alpha, crown, interval, margin_rows
+from citrus.bounds import Box, Planes, alpha, crown, interval, lower_planes, margin_rows
 from citrus.certify import CertifySettings, certify
 from citrus.errors import CitrusError
-from citrus.networks import Normalize, build, graph
+from citrus.methods import METHODS, Batch
+from citrus.networks import Graph, Normalize, build, fold, graph, trace
 from citrus.networks.precision import tf32, true_float32
 from citrus.training import evaluation
 
@@ -93,12 +94,18 @@ TESTS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
 }
 
 
-BOUNDS: dict[str, Callable[..., Any]] = {"interval": interval, "crown": crown, "alpha": alpha}
+def planes(plain: Graph, images: Tensor, eps: float, spec: Tensor) -> Planes:
+    """With boxes that no product was needed for."""
+    boxes = [Box(torch.zeros(2, *shape), torch.ones(2, *shape)) for shape in map(plain.shape_of, plain.relu_inputs)]
+    return lower_planes(plain, images, spec, boxes)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["by hand", "while training"])
+BOUNDS: dict[str, Callable[..., Any]] = {"interval": interval, "crown": crown, "alpha": alpha, "planes": planes}
+
+
+@pytest.mark.parametrize("where", ["by hand", "in a training step"])
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_bound_is_in_float32_unless_a_training_step_asks_for_it(name: str, training: bool) -> None:
+def test_a_bound_is_in_float32_whatever_torch_is_set_to(name: str, where: str) -> None:
     """Torch's own switches, on for convolutions from the start, do not reach a bound: somebody may call it a proof."""
     plain = graph(with_products_everywhere(), SHAPE).map(Tensor.detach)
     images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
@@ -106,12 +113,32 @@ def test_a_bound_is_in_float32_unless_a_training_step_asks_for_it(name: str, tra
     torch.set_float32_matmul_precision("high")
     try:
         assert switches() == (True, True)
-        with tf32(True) if training else nullcontext(), Products() as products:
+        with tf32(True) if where == "in a training step" else nullcontext(), Products() as products:
             BOUNDS[name](plain, images, EPS, spec)
         assert switches() == (True, True)
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert {exact for _, exact in products.seen} == {not training}
+    assert {exact for _, exact in products.seen} == {True}
+
+
+BOUNDING = [name for name, method in METHODS.items() if method.certified]
+
+
+@pytest.mark.parametrize("max_boxes", [1 << 30, 3], ids=["kept", "computed again"])
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("name", BOUNDING)
+def test_a_training_step_bounds_in_the_precision_that_it_asks_for(name: str, fast: bool, max_boxes: int) -> None:
+    """In the backward pass, too, where boxes that did not fit in memory are bounded again."""
+    network = with_products_everywhere().train()
+    images = torch.rand(10, *SHAPE, generator=torch.Generator().manual_seed(0))
+    labels, traced = torch.arange(10) % 3, trace(network, SHAPE)
+    logits, statistics = traced.forward_with_statistics(images)
+    clean = torch.nn.functional.cross_entropy(logits, labels)
+    batch = Batch(images, labels, clean, fold(traced, statistics), EPS, False, max_boxes=max_boxes, ramping=True)
+    with tf32(fast), Products() as products:
+        METHODS[name]().loss(batch).loss.backward(retain_graph=True)
+    assert {exact for _, exact in products.seen} == {not fast}
+    assert "convolution_backward" in {product for product, _ in products.seen}
 
 
 @pytest.mark.parametrize("name", TESTS)

@@ -93,15 +93,6 @@ def test_count_means_at_least_so_many_violated(group: tuple[Tensor, Tensor], sur
         assert holds(query, values) == (4 - len(violated) < survivors)
 
 
-def test_subset_means_all_members_violated(group: tuple[Tensor, Tensor]) -> None:
-    images, labels = group
-    query = parse(group_property(images, labels, EPS, CLASSES, subset=[3, 1]))
-    assert [(n.name, n.equal_to) for n in query.networks] == [("f3", ""), ("f1", "f3")]
-    for violated in (set(), {1}, {3}, {1, 3}, {0, 1, 2}):
-        values = point(images, [-Fraction(EPS)] * 4, scores_for(labels, violated), [1, 3])
-        assert holds(query, values) == ({1, 3} <= violated)
-
-
 def test_delta_is_shared_and_bounded(group: tuple[Tensor, Tensor]) -> None:
     images, labels = group
     query = parse(group_property(images, labels, EPS, CLASSES))
@@ -141,10 +132,6 @@ def test_one_image_and_two_classes() -> None:
     [
         ({"survivors": 0}, "survivors must lie in 1..4"),
         ({"survivors": 5}, "survivors must lie in 1..4"),
-        ({"subset": []}, "subset must name different positions in 0..3"),
-        ({"subset": [1, 1]}, "subset must name different positions"),
-        ({"subset": [4]}, "subset must name different positions"),
-        ({"subset": [1], "survivors": 1}, "either survivors or subset"),
         ({"eps": 2}, "eps is in pixel units"),
         ({"classes": 1}, "at least two classes"),
         ({"classes": 2}, "Labels must lie in 0..1"),

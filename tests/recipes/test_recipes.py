@@ -289,16 +289,38 @@ def test_every_recipe_can_reach_its_radius_and_its_milestones(name: str) -> None
 
 
 def test_both_networks_have_a_found_recipe_for_every_setting() -> None:
-    settings = ("mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255")
-    assert {f"{s}-citrus-{n}" for s in settings for n in ("convsmall", "cnn7")} <= set(FOUND_RECIPES)
+    settings = {"mnist-0.1", "mnist-0.3", "cifar10-2-255", "cifar10-8-255"}
+    for network in ("convsmall", "cnn7"):
+        found = [name for name in FOUND_RECIPES if name.endswith(f"-{network}")]
+        assert {name.split("-citrus")[0] for name in found} == settings
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "quickstart"])
+def test_a_recipe_is_named_after_the_method_that_it_trains(name: str) -> None:
+    """DATA-EPS-METHOD, perhaps with a word behind it; no method's name holds a hyphen."""
+    config = RECIPES[name]
+    setting, eps = next((s, eps) for s, (_, eps) in SETTINGS.items() if name.startswith(f"{s}-"))
+    assert config.eps == eps
+    assert name.removeprefix(f"{setting}-").split("-")[0] == config.method.name
+
+
+REMOVED = {"average_from": 0, "average_every": 10, "population_bn": True}
+REMOVED_OF_CITRUS = {"worst_of": 0, "mix": 0.0, "mix_with": "clean", "memory": 0, "tau_start": 1.0}
+
+
+def learnt(config: dict[str, Any]) -> dict[str, Any]:
+    """What decides on the weights, apart from those a run began with. The log has fields that are no more: all off."""
+    free = {"validate_every", "memory_gb", "start"}
+    method = REMOVED_OF_CITRUS | config["method"]
+    return {k: v for k, v in (REMOVED | config).items() if k not in free} | {"method": method}
 
 
 def logged_runs(name: str) -> list[dict[str, Any]]:
     """The runs of the log that trained what this recipe trains, from the same start."""
     logs = sorted((Path(__file__).parents[2] / "docs" / "results" / "gpu").glob("sweep-*.jsonl"))
     rows = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
-    free = {"validate_every": 0, "memory_gb": 0.0, "start": ""}  # the first two do not change what is learnt
-    same = [r for r in rows if r.get("config", {}) | free == to_dict(RECIPES[name]) | free and r.get("on") == "test"]
+    wanted = learnt(to_dict(RECIPES[name]))
+    same = [r for r in rows if "config" in r and learnt(r["config"]) == wanted and r.get("on") == "test"]
     earlier = Path(RECIPES[name].start).name
     starts = {r["name"] for r in logged_runs(earlier)} if earlier else {""}
     return [r for r in same if Path(r["config"]["start"]).stem in starts]

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def standing(method: Any, network: str, **changes: Any) -> TrainConfig:
     """Two epochs at full eps in which the weights do not move."""
-    plain = {"warmup_epochs": 0, "ramp_epochs": 0, "milestones": (), "epochs": 2, "lr": 1e-12, "average_from": 0}
+    plain = {"warmup_epochs": 0, "ramp_epochs": 0, "milestones": (), "epochs": 2, "lr": 1e-12}
     return config(method=method, network=network, **(plain | changes))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import citrus.methods.citrus as module
+import citrus.methods.base as module
 from citrus.methods import Batch
 from support.algorithm1 import ibp_loss, norms_of
 from support.steps import EPS, gradients

@@ -70,7 +70,7 @@ def attack(instance: Instance, subset: Subset) -> Tensor:
         return worst, worst.detach()
 
     eps = instance.eps
-    return ascend(lambda restart: sampled(instance, 20), objective, lambda d: d.clamp(-eps, eps), eps, Ascent(20))
+    return ascend(lambda: sampled(instance, 20), objective, eps, Ascent(20))
 
 
 def tiny(seed: int, eps: float) -> Instance:

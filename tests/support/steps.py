@@ -52,7 +52,7 @@ def make_network(batch_norm: bool = True, dtype: torch.dtype = torch.float64) ->
 
 def make_batch(traced: Trace, count: int = 6, clip: bool = False, eps: float = EPS, seed: int = 0) -> Batch:
     """A step with the network's batch statistics, on random images of which some pixels are 0 and some 1."""
-    dtype = next(p.dtype for step in traced.steps for p in step.layer.parameters())
+    dtype = next(p.dtype for traced_layer in traced.layers for p in traced_layer.layer.parameters())
     images = (1.4 * random(count, *SHAPE) - 0.2).clamp(0, 1).to(dtype)
     labels = (random(count, seed=1) * CLASSES).long()
     logits, statistics = traced.forward_with_statistics(images)
@@ -79,7 +79,7 @@ class BoxSpy:
         self.lower: list[Tensor] = []
         self.upper: list[Tensor] = []
         self.asked: list[tuple[Tensor, Tensor]] = []
-        interval = base.interval
+        interval = base.training_interval
 
         def spy(graph: object, centre: Tensor, radius: Tensor | float, spec: Tensor, *rest: Any) -> Bounds:
             bounds = interval(graph, centre, radius, spec, *rest)  # type: ignore[arg-type]
@@ -88,4 +88,4 @@ class BoxSpy:
             self.asked.append((spec, bounds.lower.detach()))
             return bounds
 
-        monkeypatch.setattr(base, "interval", spy)
+        monkeypatch.setattr(base, "training_interval", spy)

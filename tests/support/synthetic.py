@@ -47,8 +47,6 @@ def config(name: str = "citrus", **changes: object) -> TrainConfig:
         "warmup_epochs": 1,
         "ramp_epochs": 1,
         "l1": 1e-6,
-        "average_from": 2,
-        "average_every": 2,
         "test_images": 10,
     }
     return TrainConfig(**(values | changes))  # type: ignore[arg-type]

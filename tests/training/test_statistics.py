@@ -1,4 +1,4 @@
-"""BatchNorm statistics and averaged weights: what the saved network keeps of the training."""
+"""BatchNorm statistics: what the saved network keeps of the training."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from citrus.data import as_float
 from citrus.methods import IBP, Standard
 from citrus.networks import ARCHITECTURES, Normalize, trace
-from citrus.training import Progress, TrainConfig, Trainer
+from citrus.training import TrainConfig, Trainer
 from citrus.training.statistics import estimate_statistics, update_running
 
 CONFIG = TrainConfig(
@@ -92,18 +92,14 @@ def test_a_network_without_batch_norm_is_left_alone() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_saved_network_has_population_statistics_if_asked() -> None:
-    for population in (True, False):
-        trainer = Trainer(replace(CONFIG, population_bn=population), tiny_splits(20))
-        list(trainer.epochs())
-        before = copy.deepcopy(trainer.network.state_dict())
-        network = trainer.finish()
-        assert not network.training
-        assert all(torch.equal(value, before[name]) for name, value in trainer.network.state_dict().items())
-        if population:
-            assert_population(network, [as_float(trainer.data.images)])
-        else:
-            assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+def test_the_saved_network_has_population_statistics() -> None:
+    trainer = Trainer(CONFIG, tiny_splits(20))
+    list(trainer.epochs())
+    before = copy.deepcopy(trainer.network.state_dict())
+    network = trainer.finish()
+    assert not network.training
+    assert all(torch.equal(value, before[name]) for name, value in trainer.network.state_dict().items())
+    assert_population(network, [as_float(trainer.data.images)])
 
 
 # ------------------------------------------------------------------------------------------------- running statistics
@@ -144,26 +140,3 @@ def test_training_moves_running_statistics_once_per_step_with_clean_images() -> 
         for ours, torchs in zip(batch_norms(trainer.network), batch_norms(twin), strict=True):
             torch.testing.assert_close(ours.running_mean, torchs.running_mean, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(ours.running_var, torchs.running_var, rtol=1e-4, atol=1e-5)
-
-
-# --------------------------------------------------------------------------------------------------- averaged weights
-
-
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(("start", "every"), [(1, 1), (1, 3), (2, 2), (0, 1)])
-def test_averaged_weights_are_the_plain_mean_of_the_recorded_ones(start: int, every: int) -> None:
-    trainer = Trainer(replace(CONFIG, average_from=start, average_every=every), tiny_splits(20))
-    recorded: dict[int, dict[str, Tensor]] = {}
-
-    def record(progress: Progress) -> None:
-        recorded[progress.step] = {name: p.detach().clone() for name, p in trainer.network.named_parameters()}
-
-    list(trainer.epochs(record))
-    assert sorted(recorded) == list(range(1, 13))
-    chosen = [step for step in recorded if step > 4 * start and step % every == 0] if start else [12]
-    network = trainer.finish()
-    for name, p in network.named_parameters():
-        mean = torch.stack([recorded[step][name] for step in chosen]).double().mean(0)
-        torch.testing.assert_close(p.detach().double(), mean, rtol=1e-5, atol=1e-6)
-    assert_population(network, [as_float(trainer.data.images)])
-    assert all(torch.equal(p, recorded[12][name]) for name, p in trainer.network.named_parameters())

@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_the_state(tmp_path: Path) -> None:
 
 def test_training_learns_and_certifies(tmp_path: Path) -> None:
     """On an easy problem CITRUS reaches a network that interval bounds certify."""
-    run = train(config(epochs=20, milestones=(15,), ramp_epochs=10, average_from=0), tmp_path, splits=splits(300))
+    run = train(config(epochs=20, milestones=(15,), ramp_epochs=10), tmp_path, splits=splits(300))
     assert run.evaluation
     assert run.evaluation.clean >= 90
     assert run.evaluation.ibp_certified >= 60
@@ -131,8 +131,8 @@ def test_training_learns_and_certifies(tmp_path: Path) -> None:
 
 def test_batch_norm_networks_train(tmp_path: Path) -> None:
     """With BatchNorm: statistics of the saved network are the population's, and resume stays exact."""
-    settings = config("citrus", batch_size=20, epochs=2, milestones=(), network="cnn7")
-    small = splits(40, 4, 5)
+    settings = config("citrus", batch_size=10, epochs=2, milestones=(), network="cnn7", test_images=1)
+    small = splits(20, 1, 1)
     with pytest.raises(Stopped):
         train(settings, tmp_path / "parts", splits=small, stop_after=3)
     train(settings, tmp_path / "parts", splits=small, resume=True)
@@ -165,10 +165,23 @@ def test_a_start_that_is_no_such_network_is_told(tmp_path: Path, whole_run: Path
     with pytest.raises(CitrusError, match=says + "mean, std differ"):
         Trainer(other, splits())
     checkpoint = whole_run / "checkpoints" / "last.safetensors"
-    with pytest.raises(CitrusError, match=r"start: .*last.safetensors holds no network of Citrus"):
+    with pytest.raises(CitrusError, match=r"last.safetensors holds no network of Citrus"):
         Trainer(config("citrus_si", network="smallcnn", start=str(checkpoint)), splits())
     with pytest.raises(CitrusError, match=r"start: there is no .*nowhere: train that network first"):
         Trainer(config("citrus_si", start=str(tmp_path / "nowhere")), splits())
+
+
+def test_training_needs_no_optional_package(tmp_path: Path) -> None:
+    """What the command line, pictures and ONNX are made with may be missing."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "sys.modules.update(dict.fromkeys(('tyro', 'rich', 'matplotlib', 'onnx', 'highspy', 'PIL', 'mlxtend')))\n"
+        "from support.synthetic import config, splits; import citrus\n"
+        "settings = config('ibp', epochs=1, warmup_epochs=0, ramp_epochs=0, milestones=(), test_images=1)\n"
+        f"print(citrus.train(settings, {str(tmp_path / 'run')!r}, splits=splits(10, 1, 1)).evaluation)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Evaluation(eps=0.05, ")
 
 
 def test_seed_decides_everything() -> None:
@@ -176,7 +189,7 @@ def test_seed_decides_everything() -> None:
         trainer = Trainer(config(seed=seed), splits())
 
         def stop(progress: object) -> None:
-            if trainer.step == 2:
+            if trainer.position == 2:
                 raise Stopped
 
         with pytest.raises(Stopped):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
+from citrus.inputs import check_limits
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,7 @@ class Ascent:
     """Which iterate is the answer; the last one of a single start saves the network evaluation that would judge it."""
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.restarts < 1 or not self.step_size > 0 or not 0 < self.decay <= 1:
-            raise CitrusError(
-                "An attack needs steps >= 0, restarts >= 1, step_size > 0 and decay in (0, 1], got "
-                f"{self.steps}, {self.restarts}, {self.step_size}, {self.decay}."
-            )
+        check_limits(self, {"steps": "[0, inf)", "restarts": "[1, inf)", "step_size": "(0, inf)", "decay": "(0, 1]"})
         if self.keep == "last" and self.restarts > 1:
             raise CitrusError(f'An attack with {self.restarts} restarts has no last iterate: set keep to "best".')
 
@@ -40,21 +37,33 @@ class Ascent:
         return self.step_size * self.decay ** sum(step >= f * self.steps for f in self.decay_at)
 
 
-Start = Callable[[int], Tensor]
+Start = Callable[[], Tensor]
 Objective = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 Project = Callable[[Tensor], Tensor]
 
 
-def ascend(start: Start, objective: Objective, project: Project, radius: Tensor | float, settings: Ascent) -> Tensor:
+def within(delta: Tensor, radius: Tensor | float) -> Tensor:
+    """The nearest point of the box of `radius` around 0."""
+    return delta.clamp(-radius, radius)  # type: ignore[arg-type]
+
+
+def ascend(
+    start: Start, objective: Objective, radius: Tensor | float, settings: Ascent, project: Project | None = None
+) -> Tensor:
     """The best perturbation of each unit over all steps of all restarts (or the last one, if settings say so).
 
-    `start(restart)` gives the first perturbations (units, ...); `objective(delta, restart)` gives (loss, score), both
+    `start()` gives the first perturbations (units, ...); `objective(delta, restart)` gives (loss, score), both
     (units,): the gradient of the loss is followed, and the iterate with the highest score, then loss, is kept.
+    `project` may narrow what is left of a perturbation in the box of `radius`.
     """
+
+    def back(delta: Tensor) -> Tensor:
+        return project(within(delta, radius)) if project else within(delta, radius)
+
     best: Tensor | None = None
     best_loss = best_score = torch.empty(0)
     for restart in range(settings.restarts):
-        delta = project(start(restart))
+        delta = back(start())
         for step in range(settings.steps + 1):
             last = step == settings.steps
             if last and settings.keep == "last":
@@ -72,6 +81,6 @@ def ascend(start: Start, objective: Objective, project: Project, radius: Tensor 
                 best_loss = torch.where(better, loss, best_loss)
                 best_score = torch.where(better, score, best_score)
             if not last:
-                delta = project(delta + settings.step_at(step) * radius * gradient.sign())
+                delta = back(delta + settings.step_at(step) * radius * gradient.sign())
     assert best is not None
     return best

@@ -1,4 +1,4 @@
-"""PGD: the strongest perturbation found for each image by itself."""
+"""PGD: the strongest perturbation found for each image by itself, or for each of many, perhaps overlapping, sets."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,18 @@ from citrus.attacks.ascent import Ascent, ascend
 from citrus.bounds.margins import margins
 
 Model = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From class scores and labels to one number per image."""
 
 
 def fooled(logits: Tensor, labels: Tensor) -> Tensor:
-    """(n,): some margin is not positive. Written so that a NaN counts as fooled."""
+    """Which images have a margin that is not positive. Written so that a NaN counts as fooled."""
     return ~(margins(logits, labels).amin(1) > 0)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of each image by itself."""
+    return F.cross_entropy(logits, labels, reduction="none")
 
 
 def uniform(shape: tuple[int, ...], radius: Tensor | float, like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -40,15 +47,47 @@ def pgd(
     `clip` keeps the perturbed image in [0, 1]; without it the perturbation alone is bounded.
     """
 
-    def project(delta: Tensor) -> Tensor:
-        delta = delta.clamp(-radius, radius)  # type: ignore[arg-type]
-        return (images + delta).clamp(0, 1) - images if clip else delta
+    def start() -> Tensor:
+        return uniform(tuple(images.shape), radius, images, generator)
 
     def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
         logits = model(images + delta)
-        return F.cross_entropy(logits, labels, reduction="none"), fooled(logits.detach(), labels).to(images.dtype)
+        return cross_entropy(logits, labels), fooled(logits.detach(), labels).to(images.dtype)
 
-    def start(restart: int) -> Tensor:
-        return uniform(tuple(images.shape), radius, images, generator)
+    def inside(delta: Tensor) -> Tensor:
+        return (images + delta).clamp(0, 1) - images
 
-    return ascend(start, objective, project, radius, settings)
+    return ascend(start, objective, radius, settings, inside if clip else None)
+
+
+def common_pgd(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    sets: Tensor,
+    radius: Tensor | float,
+    settings: Ascent,
+    *,
+    clip: bool = False,
+    generator: torch.Generator | None = None,
+    loss: Loss = cross_entropy,
+) -> Tensor:
+    """Perturbations (sets, C, H, W) within `radius`: each fools as many images of its set as it can.
+
+    `sets` (sets, members) holds numbers of images. The sum of the members' losses is followed, and decides between
+    iterates that fool equally many. `clip` cuts the perturbed images to [0, 1], not the perturbation: where one image
+    has no room another may.
+    """
+    members = images[sets]
+    flat_labels = labels[sets].flatten()
+
+    def start() -> Tensor:
+        return uniform((len(sets), *images.shape[1:]), radius, images, generator)
+
+    def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
+        points = members + delta[:, None]
+        logits = model((points.clamp(0, 1) if clip else points).flatten(0, 1))
+        wrong = fooled(logits.detach(), flat_labels).to(images.dtype)
+        return loss(logits, flat_labels).view_as(sets).sum(1), wrong.view_as(sets).sum(1)
+
+    return ascend(start, objective, radius, settings)

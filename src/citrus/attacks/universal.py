@@ -1,18 +1,14 @@
 """The universal attack: one perturbation for all images of a group."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from citrus.attacks.ascent import Ascent, ascend
-from citrus.attacks.pgd import Model, fooled, uniform
+from citrus.attacks.pgd import Loss, Model, cross_entropy, fooled, uniform
 from citrus.bounds.margins import margins
 from citrus.errors import CitrusError
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def hinge(kappa: float) -> Loss:
@@ -22,7 +18,7 @@ def hinge(kappa: float) -> Loss:
 
 def clipped_cross_entropy(limit: float) -> Loss:
     """Cross-entropy up to a limit, so that no single image dominates its group."""
-    return lambda logits, labels: F.cross_entropy(logits, labels, reduction="none").clamp(max=limit)
+    return lambda logits, labels: cross_entropy(logits, labels).clamp(max=limit)
 
 
 LOSSES: tuple[Loss, ...] = (hinge(0.0), hinge(0.5), hinge(2.0), clipped_cross_entropy(3.0))
@@ -34,11 +30,11 @@ class UniversalResult:
     """One perturbation per group and which images it fools."""
 
     delta: Tensor
-    """(groups, C, H, W), |delta| <= eps."""
+    """The perturbation of each group, (groups, C, H, W), |delta| <= eps."""
     groups: Tensor
-    """(n,): the group of each image."""
+    """The group of each image."""
     fooled: Tensor
-    """(n,): the image's smallest margin is not positive under its group's perturbation."""
+    """Whether each image's smallest margin is not positive under its group's perturbation."""
 
     @property
     def accuracy(self) -> float:
@@ -46,7 +42,7 @@ class UniversalResult:
         return 1 - self.fooled.float().mean().item()
 
     def worst_group(self, right: Tensor) -> int:
-        """The group in which most of the predictions that are `right` (n,) without a perturbation turn wrong."""
+        """The group in which most images that are classified `right` without a perturbation turn wrong."""
         turned = torch.zeros(len(self.delta), device=right.device)
         return int(turned.index_add(0, self.groups, (right & self.fooled).float()).argmax())
 
@@ -74,16 +70,16 @@ def universal_pgd(
     count = int(groups.max()) + 1
     sums = torch.zeros(count, dtype=images.dtype, device=images.device)
 
+    def start() -> Tensor:
+        # All groups start from the same noise: what is found for a group must not depend on which groups are beside it.
+        return uniform((1, *images.shape[1:]), eps, images, generator).repeat(count, *[1] * (images.dim() - 1))
+
     def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
         logits = model(images + delta[groups])
         loss = LOSSES[restart % len(LOSSES)](logits, labels)
         wrong = fooled(logits.detach(), labels).to(sums.dtype)
         return sums.index_add(0, groups, loss), sums.index_add(0, groups, wrong)
 
-    def start(restart: int) -> Tensor:
-        # All groups start from the same noise: what is found for a group must not depend on which groups are beside it.
-        return uniform((1, *images.shape[1:]), eps, images, generator).repeat(count, *[1] * (images.dim() - 1))
-
-    delta = ascend(start, objective, lambda d: d.clamp(-eps, eps), eps, settings)
+    delta = ascend(start, objective, eps, settings)
     with torch.no_grad():
         return UniversalResult(delta, groups, fooled(model(images + delta[groups]), labels))

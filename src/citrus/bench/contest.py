@@ -78,5 +78,4 @@ def scaled(config: TrainConfig, epochs: int) -> TrainConfig:
         milestones=tuple(sorted({at(m, least=1) for m in config.milestones} - {epochs})),
         warmup_epochs=min(at(config.warmup_epochs), epochs - ramp),
         ramp_epochs=ramp,
-        average_from=at(config.average_from, least=1),
     )

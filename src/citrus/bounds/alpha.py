@@ -7,50 +7,27 @@ Xu et al., "Fast and Complete" (2021). Every iterate is sound, so the best one p
 at any time. Only rows that CROWN leaves undecided are worked on, and a row drops out once it is proved.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from citrus.bounds.chunks import in_chunks
 from citrus.bounds.interval import Box
-from citrus.bounds.linear import LinearBounds, LinearSettings, bound_rows, inner_boxes, problem_of
+from citrus.bounds.linear import LinearBounds, crown, problem_of
 from citrus.bounds.refine import Problem, select_box
-from citrus.bounds.slopes import SlopeAscent, Task, ascend_slopes
-from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower_planes
+from citrus.bounds.slopes import AlphaSettings, Task, ascend_slopes, start_slopes
+from citrus.bounds.substitution import Planes, footprint, lower_planes, rows_of
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
 from citrus.networks.precision import exact
 
 
 @dataclass(frozen=True)
-class AlphaSettings:
-    """How to optimise slopes."""
-
-    iterations: int = 20
-    rate: float = 0.2
-    """Adam's learning rate, for slopes in [0, 1]."""
-    decay: float = 0.98
-    """The rate is multiplied by this after each step."""
-    shared: bool = False
-    """One set of slopes per image instead of one per row."""
-    inner_layers: int = 0
-    """The boxes of this many last ReLU layers are optimised too, for the sake of the rows: slow, no gradient."""
-    keep_slopes: bool = True
-    """Return the slopes: rows x neurons numbers per image."""
-    linear: LinearSettings = field(default_factory=LinearSettings)
-    """How the CROWN bounds it starts from are computed."""
-
-    def __post_init__(self) -> None:
-        if self.iterations < 0 or self.inner_layers < 0 or not self.rate > 0 or not 0 < self.decay <= 1:
-            raise CitrusError(f"Optimised slopes need iterations >= 0, rate > 0 and 0 < decay <= 1, got {self}.")
-
-
-@dataclass(frozen=True)
 class AlphaBounds(LinearBounds):
     """Bounds with the slopes of each ReLU, (batch, rows, *neurons): `lower_planes(..., slopes)` gives them again."""
 
-    slopes: tuple[Tensor, ...] | None = None
+    slopes: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,25 +54,20 @@ def alpha(
     `start` may give the result of `crown` for the same problem, so that it is not computed again.
     """
     problem = problem_of(graph, centre, radius, settings.linear.memory)
-    if start is None:
-        start = bound_rows(problem, spec, *inner_boxes(problem, spec, settings.linear), settings.linear)
-    first, boxes = start, start.pre_activations
-    if spec is None:
-        spec = torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
+    first = crown(graph, centre, radius, spec, settings.linear) if start is None else start
     if settings.inner_layers and first.lower.requires_grad:
         raise CitrusError("Optimised inner boxes carry no gradient: use inner_layers=0, or torch.no_grad().")
-    slopes = tuple(adaptive_slopes(box)[:, None].expand(-1, spec.shape[1], *box.centre.shape[1:]) for box in boxes)
-    pairs = _pairs(~(first.lower > 0), one_by_one=not settings.shared and not settings.inner_layers)
-    kept = slopes if settings.keep_slopes else None
+    spec, boxes = rows_of(spec, graph, centre), first.pre_activations
+    slopes = tuple(start_slopes(boxes, spec.shape[1]))
+    pairs = _pairs(~(first.lower > 0), one_by_one=not settings.inner_layers)
     if len(pairs.image) == 0 or not boxes:
-        return AlphaBounds(first.lower, first.upper, boxes, first.lower_planes, kept)
+        return AlphaBounds(first.lower, first.upper, boxes, first.lower_planes, slopes)
     found, boxes = _search(problem, spec, boxes, pairs, settings)
-    image, row = pairs.image[:, None].expand_as(pairs.row)[pairs.live], pairs.row[pairs.live]
+    where = (pairs.image[:, None].expand_as(pairs.row)[pairs.live], pairs.row[pairs.live])
     found = [s[pairs.live] for s in found]
-    lower, planes = _conclude(problem, spec, boxes, (image, row), found, first)
-    if kept is not None:
-        kept = tuple(s.index_put((image, row), f) for s, f in zip(slopes, found, strict=True))
-    return AlphaBounds(lower, first.upper, boxes, planes, kept)
+    lower, planes = _conclude(problem, spec, boxes, where, found, first)
+    slopes = tuple(s.index_put(where, f) for s, f in zip(slopes, found, strict=True))
+    return AlphaBounds(lower, first.upper, boxes, planes, slopes)
 
 
 def _pairs(undecided: Tensor, one_by_one: bool) -> _Pairs:
@@ -113,23 +85,15 @@ def _search(
     problem: Problem, spec: Tensor, boxes: tuple[Box, ...], pairs: _Pairs, settings: AlphaSettings
 ) -> tuple[list[Tensor], tuple[Box, ...]]:
     """Slopes (task, row, *neurons) for the pairs, and the boxes of all images, tighter where they were optimised."""
-    graph = problem.graph.map(Tensor.detach)
-    how = SlopeAscent(settings.iterations, settings.rate, settings.decay, settings.shared, settings.inner_layers)
-    plain = Problem(
-        graph,
-        problem.centre.detach(),
-        problem.radius.detach(),
-        tuple(v.detach() for v in problem.at_centre),
-        problem.budget,
-    )
-    fixed = [Box(b.centre.detach(), b.radius.detach()) for b in boxes]
+    graph, plain = problem.graph, problem.detach()
+    fixed = [box.detach() for box in boxes]
     count = len(boxes)
 
     def work(tasks: slice, _: slice) -> tuple[Tensor, ...]:
         image, row = pairs.image[tasks], pairs.row[tasks]
         chosen = spec.detach()[image[:, None], row]
         own = tuple(select_box(b, image) for b in fixed)
-        best = ascend_slopes(Task(plain.select(image), chosen, own, pairs.live[tasks]), how)
+        best = ascend_slopes(Task(plain.select(image), chosen, own, pairs.live[tasks]), settings)
         return (*best.slopes, *(t for b in best.boxes for t in (b.centre, b.radius)))
 
     row_bytes = 12 * footprint(graph, len(graph.nodes), (0, 0)) * spec.element_size() * pairs.row.shape[1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
-from citrus.networks.compiled import compilable
+from citrus.networks.kernels import compilable
 from citrus.networks.operations import Add, Graph, Linear, Operation, Relu
 from citrus.networks.precision import exact
 
@@ -32,6 +32,9 @@ class Box:
     def upper(self) -> Tensor:
         return self.centre + self.radius
 
+    def detach(self) -> "Box":
+        return Box(self.centre.detach(), self.radius.detach())
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -43,7 +46,16 @@ class Bounds:
 
 
 @exact
-def interval(
+def interval(graph: Graph, centre: Tensor, radius: Tensor | float, spec: Tensor | None = None) -> Bounds:
+    """Bound spec @ network(x) for all x with |x - centre| <= radius, pixel by pixel.
+
+    `spec` is (batch, rows, classes); None means the class scores themselves. It is multiplied into the last linear
+    layer (last-layer elision), so that correlated scores cancel.
+    """
+    return training_interval(graph, centre, radius, spec)
+
+
+def training_interval(
     graph: Graph,
     centre: Tensor,
     radius: Tensor | float,
@@ -51,23 +63,26 @@ def interval(
     shrink: float = 1.0,
     keep_boxes: bool = True,
 ) -> Bounds:
-    """Bound spec @ network(x) for all x with |x - centre| <= radius, pixel by pixel.
+    """`interval` in the precision that torch is set to: what training uses, where nothing is proved.
 
-    `spec` is (batch, rows, classes); None means the class scores themselves. It is multiplied into the last linear
-    layer (last-layer elision), so that correlated scores cancel. `shrink` < 1 multiplies the upper bound of every
-    ReLU that may be on or off: SABR trains so at small eps. The result is then no bound, so only training uses it.
-    Without `keep_boxes` the boxes that entered the ReLUs are left out of the answer.
+    `shrink` < 1 multiplies the upper bound of every ReLU that may be on or off, so that the result is no bound any
+    more: SABR trains so at small eps. Without `keep_boxes` the boxes that entered the ReLUs are left out.
     """
+    return _propagate(graph, centre, checked_radius(graph, centre, radius), spec, shrink, keep_boxes)
+
+
+def checked_radius(graph: Graph, centre: Tensor, radius: Tensor | float) -> Tensor:
+    """The radius as a tensor, one row if all images share it. A negative one in a tensor becomes NaN, which proves
+    nothing: to raise an error for it, the host would have to wait for the device."""
+    if tuple(centre.shape[1:]) != tuple(graph.input_shape):
+        raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
     if isinstance(radius, float | int):
         if not radius >= 0:
             raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
-        radius = torch.full_like(centre[:1], radius)
-    elif radius.dim() == 0:
+        return torch.full_like(centre[:1], radius)
+    if radius.dim() == 0:
         radius = torch.ones_like(centre[:1]) * radius
-    if tuple(centre.shape[1:]) != tuple(graph.input_shape):
-        raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
-    radius = torch.where(radius >= 0, radius, torch.nan)  # no host waits for the answer: a negative radius fails closed
-    return _propagate(graph, centre, radius, spec, shrink, keep_boxes)
+    return torch.where(radius >= 0, radius, torch.nan)
 
 
 @compilable

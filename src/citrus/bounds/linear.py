@@ -14,18 +14,9 @@ import torch
 from torch import Tensor
 
 from citrus.bounds.chunks import MemoryLimit, in_chunks
-from citrus.bounds.interval import Bounds, Box, map_rows, through
-from citrus.bounds.refine import Problem, interval_is_exact, refine
-from citrus.bounds.substitution import (
-    Planes,
-    Rows,
-    concretise,
-    dot,
-    footprint,
-    relax_all,
-    substitute,
-    whole,
-)
+from citrus.bounds.interval import Bounds, Box, checked_radius, map_rows, through
+from citrus.bounds.refine import Problem, affine_path, refine
+from citrus.bounds.substitution import Planes, Rows, concretise, dot, footprint, relax_all, rows_of, substitute, whole
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph, Linear, Relu
 from citrus.networks.precision import exact
@@ -79,23 +70,17 @@ def crown(
     than `lower`, where the interval bound was better.
     """
     problem = problem_of(graph, centre, radius, settings.memory)
-    boxes, output = inner_boxes(problem, spec, settings)
-    return bound_rows(problem, spec, boxes, output, settings)
+    boxes, output = _inner_boxes(problem, spec, settings)
+    return _bound_rows(problem, spec, boxes, output, settings)
 
 
 def problem_of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int | None) -> Problem:
     """Check what the user gave, and run the network at the centres."""
-    if tuple(centre.shape[1:]) != tuple(graph.input_shape):
-        raise CitrusError(f"The network takes images of shape {graph.input_shape}, got {tuple(centre.shape[1:])}.")
-    if isinstance(radius, float | int):
-        if not radius >= 0:
-            raise CitrusError(f"The radius of a box must not be negative, got {radius}.")
-        radius = torch.full_like(centre, radius)
-    radius = radius.expand_as(centre)
+    radius = checked_radius(graph, centre, radius).expand_as(centre)
     return Problem(graph, centre, radius, tuple(graph.values(centre)), MemoryLimit.of(memory, centre.device))
 
 
-def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
+def _inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
     """The box entering each ReLU, and the interval bound of the rows that follows from them.
 
     One walk forward: each box starts as the image of the boxes before it and is then refined by substitution.
@@ -108,30 +93,25 @@ def inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings)
         if isinstance(node.op, Linear) and place == len(graph.nodes) and spec is not None:
             return tuple(boxes), map_rows(spec @ node.op.weight, values[i], spec @ node.op.bias)
         linear = isinstance(node.op, Relu) and settings.refines(len(boxes))
-        if linear and not interval_is_exact(graph, i):
+        if linear and affine_path(graph, i) is None:
             relaxed = relax_all(graph, boxes, None, problem.at_centre)
             values[i] = refine(problem, i, values[i], [relaxed], settings.intersect)
         values.append(through(node.op, [values[j] for j in node.inputs], 1.0, boxes))
     return tuple(boxes), values[-1] if spec is None else map_rows(spec, values[-1])
 
 
-def bound_rows(
-    problem: Problem,
-    spec: Tensor | None,
-    boxes: tuple[Box, ...],
-    output: Box,
-    settings: LinearSettings,
+def _bound_rows(
+    problem: Problem, spec: Tensor | None, boxes: tuple[Box, ...], output: Box, settings: LinearSettings
 ) -> LinearBounds:
     """Bounds of the specification rows, given the boxes of the ReLUs and the interval bound `output` of the rows."""
     graph, centre = problem.graph, problem.centre
-    if spec is None:
-        spec = torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
+    wanted_rows = rows_of(spec, graph, centre)
     relaxed = relax_all(graph, boxes, None, problem.at_centre)
     signs = (1, -1) if settings.upper else (1,)
 
     def work(images: slice, rows: slice) -> tuple[Tensor, ...]:
         part = [r.part(images, rows) for r in relaxed]
-        wanted, scores = spec[images, rows], problem.at_centre[-1][images, None]
+        wanted, scores = wanted_rows[images, rows], problem.at_centre[-1][images, None]
         results: list[Tensor] = []
         for sign in signs:
             over_input, given = substitute(graph, len(graph.nodes), Rows(sign * wanted), part)
@@ -142,7 +122,7 @@ def bound_rows(
         return tuple(results)
 
     row_bytes = 3 * footprint(graph, len(graph.nodes), (0, 0)) * centre.element_size()
-    lower, *rest = in_chunks((spec.shape[0], spec.shape[1]), row_bytes, problem.budget, work)
+    lower, *rest = in_chunks((len(centre), wanted_rows.shape[1]), row_bytes, problem.budget, work)
     planes = Planes(rest[0], rest[1]) if settings.planes else None
     upper = -rest[-1] if settings.upper else output.upper
     if settings.intersect:

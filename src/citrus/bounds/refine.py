@@ -15,7 +15,7 @@ from torch import Tensor
 from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.interval import Box
 from citrus.bounds.substitution import Relaxation, Rows, concretise, footprint, substitute
-from citrus.networks.operations import Add, Conv, Corner, Graph, Linear, Relu
+from citrus.networks.operations import Add, Affine, Conv, Corner, Graph, Linear, Relu
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,25 @@ class Problem:
         at_centre = tuple(v[index] for v in self.at_centre)
         return Problem(self.graph, self.centre[index], self.radius[index], at_centre, self.budget)
 
+    def detach(self) -> "Problem":
+        graph, at_centre = self.graph.map(Tensor.detach), tuple(v.detach() for v in self.at_centre)
+        return Problem(graph, self.centre.detach(), self.radius.detach(), at_centre, self.budget)
+
 
 def select_box(box: Box, index: Tensor) -> Box:
     return Box(box.centre[index], box.radius[index])
 
 
-def interval_is_exact(graph: Graph, value: int) -> bool:
-    """Whether one affine map leads from the input to a value: then its interval bound is exact."""
-    mixing = 0
+def affine_path(graph: Graph, value: int) -> list[Affine] | None:
+    """The operations from the input to a value if they are one affine map: then its interval bound is exact."""
+    path: list[Affine] = []
     while value:
         node = graph.nodes[value - 1]
         if isinstance(node.op, Relu | Add):
-            return False
-        mixing += isinstance(node.op, Conv | Linear)
+            return None
+        path.insert(0, node.op)
         value = node.inputs[0]
-    return mixing <= 1
+    return path if sum(isinstance(op, Conv | Linear) for op in path) <= 1 else None
 
 
 def refine(problem: Problem, value: int, box: Box, sides: Sequence[list[Relaxation]], intersect: bool) -> Box:

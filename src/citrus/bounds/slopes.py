@@ -1,36 +1,38 @@
 """The search for slopes: projected Adam on a batch of independent tasks, the best iterate of each row kept."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from citrus.bounds.interval import Box
-from citrus.bounds.refine import Problem, interval_is_exact, refine, select_box
-from citrus.bounds.substitution import (
-    Rows,
-    Triangle,
-    adaptive_slopes,
-    concretise,
-    dot,
-    relax_all,
-    substitute,
-    triangle,
-)
+from citrus.bounds.linear import LinearSettings
+from citrus.bounds.refine import Problem, affine_path, refine, select_box
+from citrus.bounds.substitution import Rows, Triangle, adaptive_slopes, concretise, dot, relax_all, substitute, triangle
+from citrus.inputs import check_limits
 
 COMPACT = 0.8
 """Finished tasks are removed once fewer than this share is left: removing copies everything."""
 
 
 @dataclass(frozen=True)
-class SlopeAscent:
-    """How to climb: `rate` times `decay` per step."""
+class AlphaSettings:
+    """How to optimise slopes."""
 
-    iterations: int
-    rate: float
-    decay: float
-    shared: bool
-    inner_layers: int
+    iterations: int = 20
+    rate: float = 0.2
+    """Adam's learning rate, for slopes in [0, 1]."""
+    decay: float = 0.98
+    """The rate is multiplied by this after each step."""
+    inner_layers: int = 0
+    """The boxes of this many last ReLU layers are optimised too, for the sake of the rows: slow, no gradient."""
+    linear: LinearSettings = field(default_factory=LinearSettings)
+    """How the CROWN bounds it starts from are computed."""
+
+    def __post_init__(self) -> None:
+        limits = {"iterations": "[0, inf)", "rate": "(0, inf)", "decay": "(0, 1]", "inner_layers": "[0, inf)"}
+        check_limits(self, limits)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Task:
     spec: Tensor
     boxes: tuple[Box, ...]
     live: Tensor
-    """(batch, rows): False for rows that only fill up the batch"""
+    """False for rows that only fill up the batch, (batch, rows)."""
 
     def select(self, index: Tensor) -> "Task":
         boxes = tuple(select_box(b, index) for b in self.boxes)
@@ -61,25 +63,23 @@ class BestSlopes:
         image, row = (lower > self.lower[at]).nonzero(as_tuple=True)
         self.lower[at[image], row] = lower[image, row]
         for kept, slope in zip(self.slopes, slopes, strict=True):
-            kept[at[image], row] = slope[image, row if slope.shape[1] > 1 else 0]
+            kept[at[image], row] = slope[image, row]
         for kept_box, box in zip(self.boxes, boxes or (), strict=False):
             low = torch.maximum(kept_box.lower[at], box.lower)
             high = torch.minimum(kept_box.upper[at], box.upper)
             kept_box.centre[at], kept_box.radius[at] = (low + high) / 2, ((high - low) / 2).clamp(min=0)
 
 
-def ascend_slopes(task: Task, how: SlopeAscent) -> BestSlopes:
+def ascend_slopes(task: Task, how: AlphaSettings) -> BestSlopes:
     """Raise each task's rows; a task is over when all its live rows are proved."""
-    rows = task.spec.shape[1]
-    starts = [adaptive_slopes(box)[:, None] for box in task.boxes]
-    slopes = starts if how.shared else [s.expand(-1, rows, *s.shape[2:]) for s in starts]
+    starts = start_slopes(task.boxes, task.spec.shape[1])
     best = BestSlopes(
         torch.full_like(task.spec[..., 0], -torch.inf),
-        [s.expand(-1, rows, *s.shape[2:]).clone() for s in starts],
+        [s.clone() for s in starts],
         [Box(b.centre.clone(), b.radius.clone()) for b in task.boxes] if how.inner_layers else [],
     )
     inner = _inner_starts(task, how.inner_layers)
-    adam = Adam([s.clone() for s in slopes] + [s for pair in inner.values() for side in pair for s in side])
+    adam = Adam([s.clone() for s in starts] + [s for pair in inner.values() for side in pair for s in side])
     at = torch.arange(len(task.spec), device=task.spec.device)
     triangles = _triangles(task)
     for step in range(how.iterations + 1):
@@ -100,8 +100,13 @@ def ascend_slopes(task: Task, how: SlopeAscent) -> BestSlopes:
     return best
 
 
+def start_slopes(boxes: Sequence[Box], rows: int) -> list[Tensor]:
+    """The usual slopes of each ReLU, the same for all rows: (batch, rows, *neurons)."""
+    return [adaptive_slopes(box)[:, None].expand(-1, rows, *box.centre.shape[1:]) for box in boxes]
+
+
 class Adam:
-    """SlopeAscent with moments that can lose elements of the batch on the way; values stay in [0, 1]."""
+    """Adam whose batch can lose elements on the way; values stay in [0, 1]."""
 
     def __init__(self, values: list[Tensor]) -> None:
         self.values = values
@@ -145,7 +150,7 @@ def _inner_starts(task: Task, layers: int) -> Inner:
     graph = task.problem.graph
     places = graph.relu_inputs
     starts = [adaptive_slopes(box) for box in task.boxes]
-    last = [i for i in range(len(places)) if i >= len(places) - layers and not interval_is_exact(graph, places[i])]
+    last = [i for i in range(len(places)) if i >= len(places) - layers and affine_path(graph, places[i]) is None]
     return {i: ([s.clone() for s in starts[:i]], [s.clone() for s in starts[:i]]) for i in last}
 
 
@@ -159,7 +164,7 @@ def _evaluate(
     if inner:
         boxes = _inner_boxes(task, values[count:], inner)
         relaxed = relax_all(graph, boxes, values[:count], problem.at_centre)
-        boxes = [Box(b.centre.detach(), b.radius.detach()) for b in boxes]
+        boxes = [b.detach() for b in boxes]
     else:
         relaxed = [t.with_slope(v) for t, v in zip(triangles, values, strict=True)]
     rows, given = substitute(graph, len(graph.nodes), Rows(task.spec), relaxed)

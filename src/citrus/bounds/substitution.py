@@ -7,8 +7,9 @@ This one function is the core of CROWN, of optimised slopes and of the joint ref
 ReLU, any slopes in [0, 1] give sound planes, and the result is differentiable in everything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +29,9 @@ class Planes:
     """Lower planes in pixel units: value(centre + delta) >= <a, delta> + b for every delta of the box."""
 
     a: Tensor
-    """(batch, rows, *input_shape)"""
+    """Slopes, (batch, rows, *input_shape)."""
     b: Tensor
-    """(batch, rows)"""
+    """Values at delta = 0, (batch, rows)."""
 
     def lower(self, radius: Tensor | float) -> Tensor:
         """The minimum over the box, b - <radius, |a|>: (batch, rows)."""
@@ -61,14 +62,27 @@ def lower_planes(
     `spec` is (batch, rows, classes), one row per image if only one combination is wanted; None means the class scores.
     `boxes` holds the box entering each ReLU. `slopes` in [0, 1] are those of the lower lines of undecided ReLUs.
     """
+    return training_planes(graph, centre, spec, boxes, slopes)
+
+
+def training_planes(
+    graph: Graph, centre: Tensor, spec: Tensor | None, boxes: Sequence[Box], slopes: Slopes | None = None
+) -> Planes:
+    """`lower_planes` in the precision that torch is set to: what training uses, where nothing is proved."""
     check_slopes(boxes, slopes)
     at_centre = graph.values(centre)
-    if spec is None:
-        spec = torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
+    spec = rows_of(spec, graph, centre)
     relaxed = relax_all(graph, boxes, slopes, at_centre)
     rows, given = substitute(graph, len(graph.nodes), Rows(spec), relaxed)
     b = dot(spec, at_centre[-1][:, None]) + given
     return Planes(whole(rows, graph.input_shape), b)
+
+
+def rows_of(spec: Tensor | None, graph: Graph, centre: Tensor) -> Tensor:
+    """The specification, or a row for each class score where none is given."""
+    if spec is not None:
+        return spec
+    return torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
 
 
 def check_slopes(boxes: Sequence[Box], slopes: Slopes | None) -> None:
@@ -84,8 +98,7 @@ def check_slopes(boxes: Sequence[Box], slopes: Slopes | None) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Relaxation:
+class Relaxation(NamedTuple):
     """Two lines around relu(z) on [l, u]: lower * z and upper * z - upper * l, and how far off they are at the centre.
 
     Fields are (batch, 1, *neurons), or (batch, rows, *neurons) for slopes of their own per row.
@@ -93,19 +106,15 @@ class Relaxation:
 
     lower: Tensor
     more: Tensor
-    """upper - lower slope"""
+    """The upper line's slope less the lower one's."""
     loss: Tensor
-    """lower * z - relu(z) at the centre's z: <= 0, and 0 for a ReLU that is decided"""
+    """lower * z - relu(z) at the centre's z: <= 0, and 0 for a ReLU that is decided."""
     more_loss: Tensor
-    """(upper * z - upper * l - relu(z)) - loss"""
+    """(upper * z - upper * l - relu(z)) - loss."""
 
     def part(self, images: slice, rows: slice) -> "Relaxation":
         """The part for some images and some rows."""
-        return Relaxation(*(t[images][:, rows if t.shape[1] > 1 else slice(None)] for t in _fields(self)))
-
-
-def _fields(relaxed: Relaxation) -> tuple[Tensor, ...]:
-    return relaxed.lower, relaxed.more, relaxed.loss, relaxed.more_loss
+        return Relaxation(*(t[images][:, rows if t.shape[1] > 1 else slice(None)] for t in self))
 
 
 def relax_all(
@@ -127,11 +136,11 @@ class Triangle:
 
     decided: Tensor
     exact: Tensor
-    """the slope of decided ReLUs: 1 if always on, else 0"""
+    """The slope of decided ReLUs: 1 if always on, else 0."""
     upper: Tensor
     intercept: Tensor
     z: Tensor
-    """the ReLU's argument at the centre"""
+    """The ReLU's argument at the centre."""
 
     def with_slope(self, slope: Tensor) -> Relaxation:
         if slope.dim() < self.z.dim():
@@ -142,15 +151,22 @@ class Triangle:
 
 
 def triangle(box: Box, z: Tensor) -> Triangle:
-    """Upper lines of the triangle relaxation. A NaN box counts as undecided and spoils every row that touches it."""
+    """The triangle relaxation of ReLUs whose arguments lie in a box."""
+    return Triangle(*(t[:, None] for t in (*upper_line(box), z)))
+
+
+def upper_line(box: Box) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which ReLUs are decided and their slope then, and slope and intercept of the line above every ReLU.
+
+    A NaN box counts as undecided and spoils every row that touches it.
+    """
     lower, upper = box.lower, box.upper
     off = upper <= 0
     on = (lower >= 0) & ~off
     decided = on | off
     exact = on.to(lower.dtype)
     slope = torch.where(decided, exact, upper / torch.where(decided, 1.0, upper - lower))
-    intercept = torch.where(decided, 0.0, -lower * slope)
-    return Triangle(*(t[:, None] for t in (decided, exact, slope, intercept, z)))
+    return decided, exact, slope, torch.where(decided, 0.0, -lower * slope)
 
 
 def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxation]) -> tuple[Rows, Tensor]:
@@ -160,8 +176,19 @@ def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxati
     over its result and z its argument, P relu(z) >= Q z + const. Written around the centre's z*, the bound at delta = 0
     is the value there plus  sum (P- upper* + P+ lower*)  of the lines' errors at z*: decided ReLUs add exactly nothing.
     """
-    batch, count = start.values.shape[:2]
-    given = start.values.new_zeros(batch, count)
+    given = start.values.new_zeros(start.values.shape[:2])
+
+    def at_relu(rows: Rows, place: int) -> Rows:
+        nonlocal given
+        rows, loss = _through_relu(rows, relaxed[place])
+        given = given + loss
+        return rows
+
+    return walk_back(graph, value, start, at_relu), given
+
+
+def walk_back(graph: Graph, value: int, start: Rows, at_relu: Callable[[Rows, int], Rows]) -> Rows:
+    """Rows over the input from rows over a value; `at_relu` takes the rows over a ReLU's result and its place."""
     pending = {value: start}
     place = sum(isinstance(node.op, Relu) for node in graph.nodes[:value])
     for i in range(value, 0, -1):
@@ -171,19 +198,18 @@ def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxati
         if rows is None:
             continue
         if isinstance(node.op, Relu):
-            rows, loss = _through_relu(rows, relaxed[place])
-            given = given + loss
+            rows = at_relu(rows, place)
         elif not isinstance(node.op, Add):
-            shape = graph.shape_of(node.inputs[0])
+            sizes, shape = rows.values.shape[:2], graph.shape_of(node.inputs[0])
             flat, corner = node.op.transpose(rows.values.flatten(0, 1), shape, rows.corner)
-            rows = Rows(flat.unflatten(0, (batch, count)), corner)
+            rows = Rows(flat.unflatten(0, sizes), corner)
         for j in node.inputs:
             pending[j] = sum_rows(pending[j], rows) if j in pending else rows
-    return pending[0], given
+    return pending[0]
 
 
 def _through_relu(rows: Rows, relaxed: Relaxation) -> tuple[Rows, Tensor]:
-    lower, more, loss, more_loss = (window(t, rows.corner, rows.values) for t in _fields(relaxed))
+    lower, more, loss, more_loss = (window(t, rows.corner, rows.values) for t in relaxed)
     negative = rows.values.clamp(max=0)
     given = dot(rows.values, loss) + dot(negative, more_loss)
     return Rows(torch.addcmul(rows.values * lower, negative, more), rows.corner), given
@@ -213,7 +239,7 @@ def whole(rows: Rows, shape: tuple[int, ...]) -> Tensor:
 
 def sum_rows(one: Rows, two: Rows) -> Rows:
     """Sum of rows over one value, on the smallest window that holds both."""
-    if one.corner == two.corner and one.values.shape == two.values.shape:
+    if one.corner == two.corner and one.values.shape[2:] == two.values.shape[2:]:
         return Rows(one.values + two.values, one.corner)
     top, left = (min(a, b) for a, b in zip(one.corner, two.corner, strict=True))
     bottom, right = (max(r.corner[axis] + r.values.shape[3 + axis] for r in (one, two)) for axis in (0, 1))

@@ -12,6 +12,7 @@ The generators g_k are never stored: a point is one forward pass through these l
 from one row carried backwards. Shapes do not depend on the data, so a training step with zonotopes can be recorded.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor
 
 from citrus.bounds.interval import Box
-from citrus.bounds.refine import interval_is_exact
-from citrus.bounds.substitution import Rows, sum_rows
-from citrus.networks.operations import Add, Graph, Linear, Relu, window
+from citrus.bounds.refine import affine_path
+from citrus.bounds.substitution import Rows, upper_line, walk_back
+from citrus.networks.operations import Graph, Linear, Relu, window
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,8 @@ class ParallelLines:
     @staticmethod
     def around(box: Box) -> "ParallelLines":
         """The lines for arguments in a box. A NaN counts as undecided and spoils what it touches."""
-        lower, upper = box.lower, box.upper
-        off, on = upper <= 0, lower >= 0
-        decided = on | off
-        slope = torch.where(decided, (on & ~off).to(lower.dtype), upper / torch.where(decided, 1.0, upper - lower))
-        return ParallelLines(slope, torch.where(decided, 0.0, -slope * lower / 2))
+        _, _, slope, intercept = upper_line(box)
+        return ParallelLines(slope, intercept / 2)
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,9 @@ class Zonotope:
     def box(self) -> Box:
         """The smallest box around the zonotope."""
         centre = self._forward(self.centre, [1.0] * len(self.lines))
-        if interval_is_exact(self.graph, self.value):
-            return Box(centre, self._magnitude())
-        shape = self.graph.shape_of(self.value)
+        path, shape = affine_path(self.graph, self.value), self.graph.shape_of(self.value)
+        if path is not None:
+            return Box(centre, functools.reduce(lambda radius, op: op.magnitude(radius), path, self.radius))
         parts = [self._reach(value, rows) for value, rows in self._rows(shape)]
         return Box(centre, torch.stack(parts, 2).reshape(-1, *shape))
 
@@ -91,19 +89,6 @@ class Zonotope:
             else:
                 values.append(node.op(*(values[i] for i in node.inputs)))
         return values[-1]
-
-    def _magnitude(self) -> Tensor:
-        """Radius of a value that one affine map leads to."""
-        path, value = [], self.value
-        while value:
-            node = self.graph.nodes[value - 1]
-            path.append(node.op)
-            value = node.inputs[0]
-        radius = self.radius
-        for op in reversed(path):
-            assert not isinstance(op, Relu | Add)
-            radius = op.magnitude(radius)
-        return radius
 
     def _rows(self, shape: tuple[int, ...]) -> Iterator[tuple[int, Rows]]:
         """Unit rows of the value: of a map pixel by pixel, so that they live on small windows; of a layer at once."""
@@ -122,27 +107,16 @@ class Zonotope:
     def _reach(self, value: int, start: Rows) -> Tensor:
         """Sum of |rows g_k| over all errors: (batch, rows). Rows have no batch before they meet a ReLU."""
         reach = self.centre.new_zeros(len(self.centre), start.values.shape[1])
-        pending = {value: start}
-        place = sum(isinstance(node.op, Relu) for node in self.graph.nodes[:value])
-        for i in range(value, 0, -1):
-            node = self.graph.nodes[i - 1]
-            place -= isinstance(node.op, Relu)
-            rows = pending.pop(i, None)
-            if rows is None:
-                continue
-            if isinstance(node.op, Relu):
-                reach = reach + _weighted(rows, self.lines[place].half)
-                slope = window(self.lines[place].slope[:, None], rows.corner, rows.values).contiguous()
-                rows = Rows(rows.values * slope, rows.corner)
-            elif isinstance(node.op, Add):
-                rows = Rows(rows.values.expand(len(self.centre), *rows.values.shape[1:]), rows.corner)
-            else:
-                batch, shape = rows.values.shape[:2], self.graph.shape_of(node.inputs[0])
-                flat, corner = node.op.transpose(rows.values.flatten(0, 1), shape, rows.corner)
-                rows = Rows(flat.unflatten(0, batch), corner)
-            for j in node.inputs:
-                pending[j] = sum_rows(pending[j], rows) if j in pending else rows
-        return reach + _weighted(pending[0], self.radius)
+
+        def at_relu(rows: Rows, place: int) -> Rows:
+            nonlocal reach
+            line = self.lines[place]
+            reach = reach + _weighted(rows, line.half)
+            slope = window(line.slope[:, None], rows.corner, rows.values).contiguous()
+            return Rows(rows.values * slope, rows.corner)
+
+        over_input = walk_back(self.graph, value, start, at_relu)
+        return reach + _weighted(over_input, self.radius)
 
 
 def _weighted(rows: Rows, weights: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ from citrus.methods.base import MethodLoss as MethodLoss
 from citrus.methods.base import box_losses as box_losses
 from citrus.methods.base import box_margins as box_margins
 from citrus.methods.citrus import Citrus as Citrus
-from citrus.methods.citrus_si import CitrusSI as CitrusSI
+from citrus.methods.citrus import CitrusSI as CitrusSI
 from citrus.methods.colt import Colt as Colt
 from citrus.methods.crown_ibp import CrownIBP as CrownIBP
-from citrus.methods.cw_uat import CWUAT as CWUAT
 from citrus.methods.expressive import CCIBP as CCIBP
 from citrus.methods.expressive import MTLIBP as MTLIBP
 from citrus.methods.expressive import ExpIBP as ExpIBP
@@ -21,26 +20,11 @@ from citrus.methods.pgd import PGD as PGD
 from citrus.methods.sabr import SABR as SABR
 from citrus.methods.shared import Shared as Shared
 from citrus.methods.standard import Standard as Standard
-from citrus.methods.staps import STAPS as STAPS
+from citrus.methods.taps import STAPS as STAPS
 from citrus.methods.taps import TAPS as TAPS
+from citrus.methods.uat import CWUAT as CWUAT
 from citrus.methods.uat import UAT as UAT
 
-AnyMethod = (
-    Standard
-    | IBP
-    | SABR
-    | Citrus
-    | CitrusSI
-    | MTLIBP
-    | CCIBP
-    | ExpIBP
-    | PGD
-    | UAT
-    | CWUAT
-    | Shared
-    | Colt
-    | TAPS
-    | STAPS
-    | CrownIBP
-)
+CertifiedMethod = IBP | SABR | Citrus | CitrusSI | MTLIBP | CCIBP | ExpIBP | TAPS | STAPS | CrownIBP
+AnyMethod = Standard | PGD | UAT | CWUAT | Shared | Colt | CertifiedMethod
 METHODS: dict[str, type[AnyMethod]] = {m.name: m for m in get_args(AnyMethod)}

@@ -8,7 +8,8 @@ step to step are tensors (`eps`, `ramp`, `state`), what is a plain Python value 
 all steps of one recording.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from citrus.attacks import Model
-from citrus.bounds import Bounds, Box, interval, margin_loss, margin_rows
+from citrus.attacks import Ascent, Loss, Model, common_pgd, pgd
+from citrus.bounds import Bounds, Box, margin_loss, margin_rows, training_interval
+from citrus.inputs import check_limits
 from citrus.networks import Graph
-from citrus.networks.layout import in_device_layout
+from citrus.networks.kernels import in_device_layout
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,6 @@ class Batch:
     """What the method keeps from step to step (`Method.initial_state`); it changes these tensors in place."""
     half: bool = False
     """Whether attacks run in bfloat16."""
-    box_type: torch.dtype | None = None
-    """What boxes are bounded in, if not in the type of the images."""
 
     def clipped(self, images: Tensor) -> Tensor:
         """Perturbed images, kept in [0, 1] where the run asks for it."""
@@ -74,6 +74,18 @@ class Batch:
             return plain
         half = plain.map(Tensor.bfloat16)
         return lambda x: half(x.bfloat16()).to(x.dtype)
+
+    def perturbations(self, radius: Tensor | float, attack: Ascent) -> Tensor:
+        """For each image the strongest perturbation of at most `radius` that the attack finds for it alone."""
+        model, clip, generator = self.frozen(), self.clip, self.generator
+        return pgd(model, self.images, self.labels, radius, attack, clip=clip, generator=generator)
+
+    def common_perturbations(self, sets: Tensor, radius: Tensor | float, attack: Ascent, loss: Loss) -> Tensor:
+        """For each set (sets, members) of images one perturbation that fools as many of them as the attack can."""
+        model, clip, generator = self.frozen(), self.clip, self.generator
+        return common_pgd(
+            model, self.images, self.labels, sets, radius, attack, clip=clip, generator=generator, loss=loss
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +112,12 @@ class Method:
     name: ClassVar[str]
     certified: ClassVar[bool]
     """Whether it bounds boxes, so that Shi's initialisation and regularisers make sense."""
+    limits: ClassVar[Mapping[str, str]] = {}
+    """The interval in which each number must lie, such as "[0, 1]"."""
 
     def check(self, batch_size: int) -> None:
-        """Raise CitrusError when the hyper-parameters do not fit each other or the batch."""
+        """Raise CitrusError when the hyper-parameters do not fit their limits, each other or the batch."""
+        check_limits(self, self.limits)
 
     def check_graph(self, graph: Graph) -> None:
         """Raise CitrusError when the hyper-parameters do not fit the network."""
@@ -133,28 +148,38 @@ def box_margins(
     """Lower bounds on the margins in each box, (boxes, classes - 1), and what the regularisers want to know."""
     centre, radius = batch.box(centre, radius)
     bounds = box_bounds(batch, centre, radius, labels, shrink)
-    return bounds.lower, Boxes(bounds.pre_activations, radius.mean((0, 2, 3))) if batch.keep_boxes else None
+    return bounds.lower, kept_boxes(batch, bounds, radius)
+
+
+def kept_boxes(batch: Batch, bounds: Bounds, radius: Tensor) -> Boxes | None:
+    """What the regularisers want to know of bounds on boxes of that radius, if they are asked."""
+    return Boxes(bounds.pre_activations, radius.mean((0, 2, 3))) if batch.keep_boxes else None
 
 
 def box_bounds(batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shrink: float = 1.0) -> Bounds:
     """Interval bounds on the margins in each box as `Batch.box` makes them, (boxes, classes - 1)."""
-    outside, inside = centre.dtype, batch.box_type or centre.dtype
-    graph = batch.graph if inside == outside else batch.graph.map(lambda t: t.to(inside))
 
     def bound(c: Tensor, r: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        rows = margin_rows(y, graph.classes, inside)
-        bounds = interval(graph, c.to(inside), r.to(inside), rows, shrink, batch.keep_boxes)
+        rows = margin_rows(y, batch.graph.classes, c.dtype)
+        bounds = training_interval(batch.graph, c, r, rows, shrink, batch.keep_boxes)
         kept = (t for b in bounds.pre_activations for t in (b.centre, b.radius.expand_as(b.centre)))
-        return tuple(t.to(outside) for t in (bounds.lower, bounds.upper, *kept))
+        return bounds.lower, bounds.upper, *kept
 
-    if len(centre) <= batch.max_boxes:
-        results = bound(centre, radius, labels)
-    else:
-        parts: list[tuple[Tensor, ...]] = []
-        for i in range(0, len(centre), batch.max_boxes):
-            chunk = slice(i, i + batch.max_boxes)
-            arguments = (centre[chunk], radius[chunk] if len(radius) > 1 else radius, labels[chunk])
-            parts.append(checkpoint(bound, *arguments, use_reentrant=False, preserve_rng_state=False))
-        results = tuple(torch.cat(t) for t in zip(*parts, strict=True))
-    lower, upper, *tensors = results
+    lower, upper, *tensors = in_pieces(bound, batch.max_boxes, centre, radius, labels)
     return Bounds(lower, upper, tuple(Box(c, r) for c, r in zip(tensors[::2], tensors[1::2], strict=True)))
+
+
+def in_pieces(function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """function(*tensors), `size` rows at a time: a piece is computed again in the backward pass instead of kept.
+
+    A tensor of one row is the same for all rows of the others.
+    """
+    count = len(tensors[0])
+    if count <= size:
+        return function(*tensors)
+    pieces = [t.split(size) if len(t) == count else [t] * -(-count // size) for t in tensors]
+    parts = [  # on a GPU the backward pass runs in a thread of its own, which must compile, too, if this one does
+        checkpoint(copy_context().run, function, *piece, use_reentrant=False, preserve_rng_state=False)
+        for piece in zip(*pieces, strict=True)
+    ]
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))

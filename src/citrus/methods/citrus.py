@@ -10,27 +10,16 @@ training radius larger than the one tested is `eps_factor` of the training confi
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from citrus.attacks import Ascent, common_pgd, pgd
+from citrus.attacks import Ascent, cross_entropy
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
 from citrus.methods.crown_ibp import linear_losses
-from citrus.methods.partners import (
-    check_partners,
-    empty_memory,
-    every_subset,
-    partner_index,
-    point_losses,
-    recall,
-    windows,
-    worst,
-)
-from citrus.methods.sabr import check_tau
-from citrus.networks import Graph
+from citrus.methods.partners import check_partners, every_subset, partner_index, windows
 
 
 @dataclass(frozen=True)
@@ -40,6 +29,7 @@ class Citrus(Method):
     name: ClassVar[str] = "citrus"
     certified: ClassVar[bool] = True
     same_input: ClassVar[bool] = False
+    limits: ClassVar = {"tau_ratio": "[0, 1]", "own": "[0, 1]", "linear": "[0, 1]", "linear_radius": "(0, inf)"}
 
     tau_ratio: float = 0.7
     """Radius of the small boxes as a share of eps."""
@@ -52,16 +42,6 @@ class Citrus(Method):
     """A borrowed perturbation is sought for k - 1 other images at once: the heap of shared adversarial training."""
     own: float = 0.0
     """Share of borrowed perturbations that give way to the image's own: 0 is CITRUS, 1 is SABR."""
-    worst_of: int = 0
-    """Perturbations drawn for each image; the `partners` with the highest loss at x_i + v_j are kept. 0: no choice."""
-    mix: float = 0.0
-    """Share of a second loss in this one, as in the expressive losses."""
-    mix_with: Literal["clean", "adversarial", "own"] = "clean"
-    """The second loss: of the clean images, of the centres of the boxes, or of the images' own perturbed ones."""
-    memory: int = 0
-    """Recent perturbations that are kept and from which partners are drawn instead of from the group; 0: none."""
-    tau_start: float = 1.0
-    """Share of tau_ratio at the beginning of the ramp; it grows to 1 as eps does."""
     linear: float = 0.0
     """Share of a loss that linear bounds (CROWN) of whole boxes around the images give: for networks that are
     certified by them, where interval bounds of small boxes leave too much open."""
@@ -69,7 +49,7 @@ class Citrus(Method):
     """Radius of those boxes as a multiple of eps."""
 
     def check(self, batch_size: int) -> None:
-        check_tau(self.tau_ratio)
+        super().check(batch_size)
         size = self.group_size or batch_size
         if size < 2:
             raise CitrusError(f"A CITRUS group needs at least 2 images, got group_size {size}.")
@@ -77,39 +57,20 @@ class Citrus(Method):
             raise CitrusError(f"group_size {size} is larger than batch_size {batch_size}: enlarge the batch.")
         if batch_size % size:
             raise CitrusError(f"batch_size {batch_size} is no multiple of group_size {size}: no group may be cut.")
-        check_partners(size, self.k, self.partners, self.worst_of)
-        if self.memory and not (self.partners and self.memory >= batch_size):
-            raise CitrusError(
-                f"A memory needs partners >= 1 and room for the batch's {batch_size} perturbations, got partners "
-                f"{self.partners} and memory {self.memory}."
-            )
+        check_partners(size, self.k, self.partners)
         if self.own and self.k != 2:
             raise CitrusError(f"own is for k = 2, where an image has one perturbation of its own; got k {self.k}.")
-        for name in ("mix", "own", "tau_start", "linear"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise CitrusError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
-        if not 0 < self.linear_radius < float("inf"):
-            raise CitrusError(f"linear_radius must be a positive number, got {self.linear_radius}.")
-
-    def initial_state(self, graph: Graph) -> dict[str, Tensor]:
-        return empty_memory(self.memory, graph.input_shape) if self.memory else {}
 
     def tau(self, batch: Batch) -> Tensor | float:
-        if self.tau_start == 1:
-            return self.tau_ratio * batch.eps
-        return self.tau_ratio * (self.tau_start + (1 - self.tau_start) * batch.ramp) * batch.eps
+        return self.tau_ratio * batch.eps
 
     def loss(self, batch: Batch) -> MethodLoss:
-        frozen, radius = batch.frozen(), batch.eps - self.tau(batch)
+        radius = batch.eps - self.tau(batch)
         if self.k == 2:
-            delta = pgd(
-                *(frozen, batch.images, batch.labels, radius, self.attack), clip=batch.clip, generator=batch.generator
-            )
+            delta = batch.perturbations(radius, self.attack)
             return self.cross_loss(batch, delta, *self.lenders(batch, self.draw_shifts(batch)))
         sets, others, own = self.draw_sets(batch)
-        delta = common_pgd(
-            *(frozen, batch.images, batch.labels, sets, radius, self.attack), clip=batch.clip, generator=batch.generator
-        )
+        delta = batch.common_perturbations(sets, radius, self.attack, cross_entropy)
         return self.cross_loss(batch, delta, others, own)
 
     def draw_sets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +85,7 @@ class Citrus(Method):
         return windows(order, self.k - 1), *self.lenders(batch, self.draw_shifts(batch), order.argsort(1))
 
     def lenders(self, batch: Batch, shifts: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Whose perturbations the shifts let each image borrow, (images, candidates), and its own, (images, 1)."""
+        """Whose perturbations the shifts let each image borrow, (images, partners), and its own, (images, 1)."""
         size, _ = self._groups(batch)
         return partner_index(size, shifts, place), partner_index(size, torch.zeros_like(shifts[:, :1]), place)
 
@@ -135,17 +96,11 @@ class Citrus(Method):
         if not self.partners:
             return torch.arange(1, choices + 1, device=batch.images.device).expand(groups, -1)
         noise = torch.rand(groups, choices, generator=batch.generator, device=batch.images.device)
-        return noise.argsort(1)[:, : self.worst_of or self.partners] + 1
+        return noise.argsort(1)[:, : self.partners] + 1
 
     def cross_loss(self, batch: Batch, delta: Tensor, others: Tensor, own: Tensor) -> MethodLoss:
         """Mean over images and their lenders of L_IBP(x_i + v_lender, y_i, tau)."""
-        size, _ = self._groups(batch)
-        tau = self.tau(batch)
         borrowed = delta[others]
-        if self.memory:
-            borrowed = recall(batch, delta, borrowed, batch.eps - tau)
-        if self.worst_of:
-            borrowed = worst(batch, borrowed, self.partners)
         if self.own:
             chance = torch.rand(borrowed.shape[:2], generator=batch.generator, device=borrowed.device)
             borrowed = torch.where((chance < self.own)[:, :, None, None, None], delta[own], borrowed)
@@ -153,27 +108,15 @@ class Citrus(Method):
         if self.same_input:
             borrowed = torch.cat([borrowed, delta[own]], 1)
         count = borrowed.shape[1]
-
-        def mean(losses: Tensor) -> Tensor:
-            losses = losses.view(-1, count)
-            if not self.same_input:
-                return losses.mean()
-            # of m sets in a circle k - 1 hold the image, however many of the others were drawn
-            with_it, without = self.k - 1, size - self.k + 1
-            return (losses[:, :cross].mean() * without + losses[:, cross:].mean() * with_it) / size
-
         centre = (batch.images[:, None] + borrowed).flatten(0, 1)
-        labels = batch.labels.repeat_interleave(count)
-        losses, boxes = box_losses(batch, centre, tau, labels)
-        loss = mean(losses)
-        if self.mix:
-            second = batch.clean_loss
-            if self.mix_with == "adversarial":
-                second = mean(point_losses(batch, centre, labels))
-            elif self.mix_with == "own":
-                points = (batch.images[:, None] + delta[own]).flatten(0, 1)
-                second = point_losses(batch, points, batch.labels.repeat_interleave(own.shape[1])).mean()
-            loss = (1 - self.mix) * loss + self.mix * second
+        losses, boxes = box_losses(batch, centre, self.tau(batch), batch.labels.repeat_interleave(count))
+        losses = losses.view(-1, count)
+        if self.same_input:  # of m sets in a circle k - 1 hold the image, however many of the others were drawn
+            size, _ = self._groups(batch)
+            with_it, without = self.k - 1, size - self.k + 1
+            loss = (losses[:, :cross].mean() * without + losses[:, cross:].mean() * with_it) / size
+        else:
+            loss = losses.mean()
         if self.linear:
             loss = (1 - self.linear) * loss + self.linear * linear_losses(batch, self.linear_radius * batch.eps).mean()
         return MethodLoss(loss, boxes)
@@ -182,3 +125,11 @@ class Citrus(Method):
         """Images per group, and groups."""
         size = self.group_size or len(batch.images)
         return size, len(batch.images) // size
+
+
+@dataclass(frozen=True)
+class CitrusSI(Citrus):
+    """The paper's ablation with same-input boxes: CITRUS plus SABR's box, the sum over all j, j = i included."""
+
+    name: ClassVar[str] = "citrus_si"
+    same_input: ClassVar[bool] = True

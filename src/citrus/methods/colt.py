@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.attacks import Ascent, ascend
-from citrus.attacks.pgd import uniform
+from citrus.attacks import Ascent, ascend, uniform
 from citrus.bounds.zonotope import Zonotope, enclose
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss
@@ -31,6 +30,12 @@ class Colt(Method):
 
     name: ClassVar[str] = "colt"
     certified: ClassVar[bool] = False
+    limits: ClassVar = {
+        **dict.fromkeys(("stages", "mix_steps"), "[1, inf)"),
+        **dict.fromkeys(("eps_growth", "stability_growth"), "(0, inf)"),
+        **dict.fromkeys(("stability", "stability_images", "l1"), "[0, inf)"),
+        "mix": "[0, 1]",
+    }
 
     stages: int = 3
     """Stages of equal length: attacks on the input, behind the first ReLU, behind the second, ..."""
@@ -51,17 +56,8 @@ class Colt(Method):
     attack: Ascent = field(default_factory=lambda: Ascent(steps=8, step_size=0.25, decay=1.0, decay_at=()))
 
     def check(self, batch_size: int) -> None:
-        if self.stages < 1 or self.mix_steps < 1:
-            raise CitrusError(f"COLT needs at least 1 stage and 1 mix_step, got {self.stages} and {self.mix_steps}.")
-        if not 0 <= self.mix <= 1:
-            raise CitrusError(f"mix is a share of a stage, in [0, 1], got {self.mix}.")
-        if not self.eps_growth > 0 or not self.stability_growth > 0:
-            raise CitrusError(
-                f"eps_growth and stability_growth must be positive, got {self.eps_growth}, {self.stability_growth}."
-            )
-        if not self.stability >= 0 or not self.l1 >= 0:
-            raise CitrusError(f"stability and l1 must not be negative, got {self.stability}, {self.l1}.")
-        if not 0 <= self.stability_images <= batch_size:
+        super().check(batch_size)
+        if self.stability_images > batch_size:
             raise CitrusError(f"stability_images must lie in 0..{batch_size}, the batch, got {self.stability_images}.")
 
     def check_graph(self, graph: Graph) -> None:
@@ -115,14 +111,14 @@ class Colt(Method):
         """Cross-entropy at the worst point that the attack finds in the zonotope."""
         attacked = zonotope.graph.behind(zonotope.value)
 
+        def start() -> Tensor:
+            return uniform((len(batch.images), zonotope.size), 1.0, batch.images, batch.generator)
+
         def objective(errors: Tensor, restart: int) -> tuple[Tensor, Tensor]:
             losses = F.cross_entropy(attacked(zonotope.point(errors)), batch.labels, reduction="none")
             return losses, losses
 
-        def start(restart: int) -> Tensor:
-            return uniform((len(batch.images), zonotope.size), 1.0, batch.images, batch.generator)
-
-        errors = ascend(start, objective, lambda e: e.clamp(-1, 1), 1.0, self.attack)
+        errors = ascend(start, objective, 1.0, self.attack)
         return F.cross_entropy(graph.behind(zonotope.value)(zonotope.point(errors)), batch.labels)
 
 

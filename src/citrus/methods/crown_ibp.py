@@ -10,13 +10,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from citrus.bounds import Bounds, Box, lower_planes, margin_loss, margin_rows
-from citrus.errors import CitrusError
-from citrus.methods.base import Batch, Boxes, Method, MethodLoss, box_bounds
-
-Share = Tensor | float
+from citrus.bounds import Bounds, Box, margin_loss, margin_rows, training_planes
+from citrus.methods.base import Batch, Method, MethodLoss, box_bounds, in_pieces, kept_boxes
 
 
 @dataclass(frozen=True)
@@ -25,6 +21,7 @@ class CrownIBP(Method):
 
     name: ClassVar[str] = "crown_ibp"
     certified: ClassVar[bool] = True
+    limits: ClassVar = dict.fromkeys(("crown_start", "crown_end", "clean_start", "clean_end"), "[0, 1]")
 
     crown_start: float = 1.0
     """Share of the linear bound (beta) at eps 0; from there it goes to crown_end in proportion to eps."""
@@ -37,17 +34,12 @@ class CrownIBP(Method):
     fused: bool = True
     """Bound the loss itself by one row per image, not each margin by its own."""
 
-    def check(self, batch_size: int) -> None:
-        for name in ("crown_start", "crown_end", "clean_start", "clean_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise CitrusError(f"{name} is a share and must lie in [0, 1], got {getattr(self, name)}.")
-
     def loss(self, batch: Batch) -> MethodLoss:
         linear = self.crown_end > 0 or (batch.ramping and self.crown_start > 0)
         centre, radius = batch.box(batch.images, batch.eps)
         bounds = box_bounds(replace(batch, keep_boxes=batch.keep_boxes or linear), centre, radius, batch.labels)
         if linear:
-            rows = _LinearRows(batch, centre, radius.expand_as(centre), bounds.pre_activations)
+            rows = LinearRows(batch, centre, radius.expand_as(centre), bounds.pre_activations)
             crown = self.crown_start + (self.crown_end - self.crown_start) * batch.ramp
             losses = (fused_loss if self.fused else mixed_loss)(bounds, rows, crown)
         else:
@@ -55,12 +47,11 @@ class CrownIBP(Method):
         if self.clean_start or self.clean_end:
             clean = self.clean_start + (self.clean_end - self.clean_start) * batch.ramp
             losses = (1 - clean) * losses + clean * batch.clean_loss
-        boxes = Boxes(bounds.pre_activations, radius.mean((0, 2, 3))) if batch.keep_boxes else None
-        return MethodLoss(losses.mean(), boxes)
+        return MethodLoss(losses.mean(), kept_boxes(batch, bounds, radius))
 
 
 @dataclass(frozen=True)
-class _LinearRows:
+class LinearRows:
     """Linear lower bounds of combinations of the margins, given the box that enters each ReLU."""
 
     batch: Batch
@@ -73,32 +64,29 @@ class _LinearRows:
         spec = margin_rows(self.batch.labels, self.batch.graph.classes, self.centre.dtype)
         spec = spec if weights is None else weights @ spec
 
-        def bound(c: Tensor, r: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
+        def bound(c: Tensor, r: Tensor, s: Tensor, *tensors: Tensor) -> tuple[Tensor]:
             boxes = [Box(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
-            return lower_planes(self.batch.graph, c, s, boxes).lower(r)
+            return (training_planes(self.batch.graph, c, s, boxes).lower(r),)
 
-        arguments = (self.centre, self.radius, spec, *(t for b in self.boxes for t in (b.centre, b.radius)))
+        tensors = (t for b in self.boxes for t in (b.centre, b.radius))
         size = max(1, self.batch.max_boxes // spec.shape[1])
-        if len(spec) <= size:
-            return bound(*arguments)
-        parts = zip(*(t.split(size) for t in arguments), strict=True)
-        return torch.cat([checkpoint(bound, *p, use_reentrant=False, preserve_rng_state=False) for p in parts])
+        return in_pieces(bound, size, self.centre, self.radius, spec, *tensors)[0]
 
 
 def linear_losses(batch: Batch, eps: Tensor | float) -> Tensor:
     """The loss of each image over its whole box of radius eps, at the better of both bounds of its margins."""
     centre, radius = batch.box(batch.images, eps)
     bounds = box_bounds(replace(batch, keep_boxes=True), centre, radius, batch.labels)
-    rows = _LinearRows(batch, centre, radius.expand_as(centre), bounds.pre_activations)
+    rows = LinearRows(batch, centre, radius.expand_as(centre), bounds.pre_activations)
     return margin_loss(torch.maximum(rows.lower(), bounds.lower))
 
 
-def mixed_loss(bounds: Bounds, rows: _LinearRows, crown: Share) -> Tensor:
+def mixed_loss(bounds: Bounds, rows: LinearRows, crown: Tensor | float) -> Tensor:
     """The loss of each image at a mixture of both bounds of its margins, (images,)."""
     return margin_loss(crown * rows.lower() + (1 - crown) * bounds.lower)
 
 
-def fused_loss(bounds: Bounds, rows: _LinearRows, crown: Share) -> Tensor:
+def fused_loss(bounds: Bounds, rows: LinearRows, crown: Tensor | float) -> Tensor:
     """A mixture of both bounds of the loss log S with S = 1 + sum exp(v), v = -margins, (images,).
 
     exp(v) lies below its chord over the interval [l, u] of v:  exp(v) <= exp(u) + slope * (v - u), and the weighted sum

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from citrus.attacks import Ascent
 from citrus.bounds import margin_loss, margins
-from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_margins
-from citrus.methods.pgd import attacked_logits
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class Expressive(Method):
     """What the three share; each says how it mixes bounds and attacked margins."""
 
     certified: ClassVar[bool] = True
+    limits: ClassVar = {"alpha": "[0, 1]", "attack_factor": "[0, inf)"}
 
     alpha: float = 0.5
     """Weight of the interval bounds: 1 is IBP, 0 is adversarial training."""
@@ -32,21 +31,14 @@ class Expressive(Method):
     """Radius of the attack as a multiple of eps; 0 mixes the bounds with the clean images."""
     attack: Ascent = field(default_factory=lambda: Ascent(steps=1, step_size=10.0, decay_at=(), keep="last"))
 
-    def check(self, batch_size: int) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise CitrusError(f"alpha must lie in [0, 1], from adversarial training to IBP, got {self.alpha}.")
-        if not 0 <= self.attack_factor < torch.inf:
-            raise CitrusError(f"attack_factor must be a finite number of at least 0, got {self.attack_factor}.")
-
     def loss(self, batch: Batch) -> MethodLoss:
         bounds, boxes = box_margins(batch, batch.images, batch.eps, batch.labels)
         if self.alpha == 1:
             return MethodLoss(margin_loss(bounds).mean(), boxes)
+        points = batch.images
         if self.attack_factor:
-            logits = attacked_logits(batch, self.attack_factor * batch.eps, self.attack)
-        else:
-            logits = batch.graph(batch.images)
-        return MethodLoss(self.mix(bounds, margins(logits, batch.labels)), boxes)
+            points = points + batch.perturbations(self.attack_factor * batch.eps, self.attack)
+        return MethodLoss(self.mix(bounds, margins(batch.graph(points), batch.labels)), boxes)
 
     def mix(self, bounds: Tensor, attacked: Tensor) -> Tensor:
         """The loss from lower bounds on the margins and the margins at attacked points, both (images, classes - 1)."""

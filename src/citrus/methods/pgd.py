@@ -4,20 +4,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor
 
-from citrus.attacks import Ascent, pgd
+from citrus.attacks import Ascent
 from citrus.methods.base import Batch, Method, MethodLoss
-
-
-def attacked_logits(batch: Batch, radius: Tensor | float, attack: Ascent) -> Tensor:
-    """Class scores of each image under its own perturbation of at most `radius`."""
-    delta = pgd(
-        *(batch.frozen(), batch.images, batch.labels, radius, attack),
-        clip=batch.clip,
-        generator=batch.generator,
-    )
-    return batch.graph(batch.images + delta)
 
 
 @dataclass(frozen=True)
@@ -30,4 +19,5 @@ class PGD(Method):
     attack: Ascent = field(default_factory=lambda: Ascent(steps=7, step_size=0.25, decay_at=(), keep="last"))
 
     def loss(self, batch: Batch) -> MethodLoss:
-        return MethodLoss(F.cross_entropy(attacked_logits(batch, batch.eps, self.attack), batch.labels))
+        points = batch.images + batch.perturbations(batch.eps, self.attack)
+        return MethodLoss(F.cross_entropy(batch.graph(points), batch.labels))

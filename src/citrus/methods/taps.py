@@ -1,9 +1,10 @@
-"""TAPS (Mao et al., NeurIPS 2023): boxes through the first layers, an attack within the box that reaches the last ones.
+"""TAPS and STAPS (Mao et al., NeurIPS 2023): boxes through the first layers, an attack in the box before the last ones.
 
 Interval bounds say too much of a network, attacks too little. TAPS bounds the features by a box and searches it for one
 point per wrong class that makes this class's margin small. The loss is a product of two batch means,
     L = L_attack * L_IBP    with    L(m) = log(1 + sum exp(-m)),
-where the gradient of the first factor counts `gradient_scale` times. While eps grows, L = L_IBP.
+where the gradient of the first factor counts `gradient_scale` times. While eps grows, L = L_IBP. STAPS does so within
+SABR's small box around an adversarial example.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from citrus.attacks import Ascent, ascend, uniform
 from citrus.bounds import Box, margin_loss, relu_box, wrong_labels
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
-from citrus.methods.sabr import check_shrink
+from citrus.methods.sabr import SABR
 from citrus.networks import Graph
 
 
@@ -52,6 +53,12 @@ class TAPS(Method):
 
     name: ClassVar[str] = "taps"
     certified: ClassVar[bool] = True
+    limits: ClassVar = {
+        "classifier_relus": "[0, inf)",
+        "gradient_scale": "(0, inf)",
+        "slack": "(0, 1]",
+        "shrink": "(0, 1]",
+    }
 
     classifier_relus: int = 1
     """ReLU layers behind the split, in the part that is attacked; 0 leaves nothing to attack, which is IBP."""
@@ -63,15 +70,6 @@ class TAPS(Method):
     """Factor on the upper bound of ReLUs that may be on or off."""
     latent_attack: Ascent = field(default_factory=lambda: Ascent(steps=20, step_size=0.4, decay=0.1, decay_at=(0.7,)))
     """The search for each margin's point; its radius is half the width of the box, coordinate by coordinate."""
-
-    def check(self, batch_size: int) -> None:
-        if self.classifier_relus < 0:
-            raise CitrusError(f"classifier_relus must not be negative, got {self.classifier_relus}.")
-        if not 0 < self.gradient_scale < torch.inf:
-            raise CitrusError(f"gradient_scale must be a positive number, got {self.gradient_scale}.")
-        if not 0 < self.slack <= 1:
-            raise CitrusError(f"slack must lie in (0, 1], got {self.slack}.")
-        check_shrink(self.shrink)
 
     def check_graph(self, graph: Graph) -> None:
         classifier(graph, self.classifier_relus)
@@ -109,9 +107,25 @@ class TAPS(Method):
             loss = -margin(frozen(points.flatten(0, 1)))
             return loss, loss
 
-        def start(restart: int) -> Tensor:
+        def start() -> Tensor:
             return uniform((len(right), *graph.input_shape), 1.0, fixed.centre, batch.generator)
 
-        share = ascend(start, objective, lambda s: s.clamp(-1, 1), 1.0, self.latent_attack)
+        share = ascend(start, objective, 1.0, self.latent_attack)
         points = link(features, share.unflatten(0, (-1, count)), self.slack)
         return margin(graph(points.flatten(0, 1))).unflatten(0, (-1, count))
+
+
+@dataclass(frozen=True)
+class STAPS(TAPS):
+    """TAPS on a box of radius tau = tau_ratio * eps; while eps grows, and with nothing to attack, this is SABR."""
+
+    name: ClassVar[str] = "staps"
+    limits: ClassVar = {**TAPS.limits, "tau_ratio": "[0, 1]"}
+
+    tau_ratio: float = 0.7
+    """Radius of the small box as a share of eps: 1 is TAPS."""
+    attack: Ascent = field(default_factory=lambda: Ascent(steps=10, step_size=0.2, decay_at=()))
+    """The search for the adversarial example."""
+
+    def input_box(self, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        return SABR(self.tau_ratio, attack=self.attack).small_box(batch)

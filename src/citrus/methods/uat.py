@@ -1,7 +1,7 @@
 """Universal adversarial training (Shafahi et al., AAAI 2020): one perturbation for all images, kept from step to step.
 
 It climbs the mean of min(cross-entropy, limit) by sign steps while the weights descend the cross-entropy at the same
-perturbed images.
+perturbed images. Class-wise UAT (Benz et al., ICME 2021) keeps one perturbation for each class.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.attacks.universal import clipped_cross_entropy
-from citrus.errors import CitrusError
+from citrus.attacks import clipped_cross_entropy, within
 from citrus.methods.base import Batch, Method, MethodLoss
 from citrus.networks import Graph
 
@@ -23,6 +22,7 @@ class UAT(Method):
 
     name: ClassVar[str] = "uat"
     certified: ClassVar[bool] = False
+    limits: ClassVar = {"step_size": "(0, inf)", "limit": "(0, inf]"}
 
     variant: Literal["alternating", "low-cost"] = "alternating"
     """alternating: delta takes its step first, by a pass of its own. low-cost: the weights' backward pass serves both,
@@ -31,12 +31,6 @@ class UAT(Method):
     """Step of delta as a share of eps. Steps much smaller than eps lag behind the weights and defend less."""
     limit: float = 9.0
     """Cross-entropy beyond which an image no longer pulls at delta."""
-
-    def check(self, batch_size: int) -> None:
-        if not 0 < self.step_size < torch.inf or not self.limit > 0:
-            raise CitrusError(
-                f"step_size must be positive and finite and limit positive, got {self.step_size} and {self.limit}."
-            )
 
     def initial_state(self, graph: Graph) -> dict[str, Tensor]:
         weight = next(v for node in graph.nodes for v in vars(node.op).values() if isinstance(v, Tensor))
@@ -60,16 +54,14 @@ class UAT(Method):
         return torch.autograd.grad(losses.sum(), inputs)[0]
 
     def _perturbed(self, batch: Batch) -> Tensor:
-        delta = batch.state["delta"].clamp(-batch.eps, batch.eps)  # type: ignore[arg-type]
-        return batch.images + self.spread(delta, batch.labels)
+        return batch.images + self.spread(within(batch.state["delta"], batch.eps), batch.labels)
 
     @torch.no_grad()
     def _climb(self, batch: Batch, gradient: Tensor) -> None:
         """One sign step of the state, given the gradient of the loss in each perturbed image."""
         delta, eps = batch.state["delta"], batch.eps
         ascent = self.gather(gradient, batch.labels, len(delta)).sign()
-        moved = delta.clamp(-eps, eps) + self.step_size * eps * ascent  # type: ignore[arg-type]
-        delta.copy_(moved.clamp(-eps, eps))  # type: ignore[arg-type]
+        delta.copy_(within(within(delta, eps) + self.step_size * eps * ascent, eps))
 
     # What a method with several perturbations does otherwise:
 
@@ -84,3 +76,21 @@ class UAT(Method):
     def gather(self, gradient: Tensor, labels: Tensor, count: int) -> Tensor:
         """The gradient in each perturbation from that in each image."""
         return gradient.sum(0, keepdim=True)
+
+
+@dataclass(frozen=True)
+class CWUAT(UAT):
+    """Each image meets the perturbation of its true class; a class that a batch lacks keeps its own as it is."""
+
+    name: ClassVar[str] = "cw_uat"
+
+    def count(self, graph: Graph) -> int:
+        return graph.classes
+
+    def spread(self, delta: Tensor, labels: Tensor) -> Tensor:
+        return delta[labels]
+
+    def gather(self, gradient: Tensor, labels: Tensor, count: int) -> Tensor:
+        # A product, not index_add: on a GPU that adds in another order each time. No member: sum 0, sign 0, no step.
+        member = torch.arange(count, device=labels.device)[:, None] == labels
+        return (member.to(gradient.dtype) @ gradient.flatten(1)).view(count, *gradient.shape[1:])

@@ -4,6 +4,7 @@ network = build("cnn7", shape=(3, 32, 32), classes=10, mean=(0.4914, 0.4822, 0.4
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import nn
 
@@ -28,30 +29,29 @@ def cnn7(shape: Shape, classes: int) -> list[nn.Module]:
 
 def convsmall(shape: Shape, classes: int) -> list[nn.Module]:
     """ConvSmall of the universal-perturbation literature: two 4x4 convolutions of stride 2, two linear layers."""
-    height, width = ((size - 4) // 2 + 1 for size in shape[1:])
-    height, width = ((size - 4) // 2 + 1 for size in (height, width))
-    return [
-        *(nn.Conv2d(shape[0], 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * height * width, 100), nn.ReLU(), nn.Linear(100, classes)),
-    ]
+    height, width = (((size - 4) // 2 + 1 - 4) // 2 + 1 for size in shape[1:])
+    convolutions = [nn.Conv2d(shape[0], 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU()]
+    return [*convolutions, *_linear(32 * height * width, 100, classes)]
 
 
 def smallcnn(shape: Shape, classes: int) -> list[nn.Module]:
     """A third of ConvSmall's work: for tests, demonstrations and two CPU cores."""
     height, width = ((size - 1) // 4 + 1 for size in shape[1:])
-    return [
-        *(nn.Conv2d(shape[0], 8, 5, 2, padding=2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, padding=1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(16 * height * width, 64), nn.ReLU(), nn.Linear(64, classes)),
-    ]
+    first, second = nn.Conv2d(shape[0], 8, 5, 2, padding=2), nn.Conv2d(8, 16, 3, 2, padding=1)
+    return [first, nn.ReLU(), second, nn.ReLU(), *_linear(16 * height * width, 64, classes)]
 
 
 def mlp(shape: Shape, classes: int) -> list[nn.Module]:
     """Two hidden layers of 100."""
-    pixels = shape[0] * shape[1] * shape[2]
-    return [
-        *(nn.Flatten(), nn.Linear(pixels, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()),
-        nn.Linear(100, classes),
-    ]
+    return _linear(shape[0] * shape[1] * shape[2], 100, 100, classes)
+
+
+def _linear(*sizes: int) -> list[nn.Module]:
+    """Linear layers on flat vectors, with ReLUs between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers[:-1]
 
 
 ARCHITECTURES: dict[str, Callable[[Shape, int], list[nn.Module]]] = {

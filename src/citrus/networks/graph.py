@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from citrus.errors import CitrusError
 from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
 from citrus.networks.precision import true_float32
-from citrus.networks.trace import Add as AddLayer
-from citrus.networks.trace import Normalize, Statistics, Step, Trace, batch_norm_affine, trace
+from citrus.networks.trace import BatchNorm, Normalize, Statistics, Sum, Trace, TracedLayer, batch_norm_affine, trace
 
 
 def graph(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
@@ -48,16 +47,14 @@ def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
     BatchNorm uses the given batch statistics, or the running ones. A value that two layers read is left as it is.
     Products are in true float32: what is proved is proved of these operations, so they have to be the module's.
     """
-    source = {0: 0}  # Identity layers vanish: value of the trace -> value it equals
-    for i, step in enumerate(traced.steps, start=1):
-        source[i] = source[step.inputs[0]] if isinstance(step.layer, nn.Identity) else i
-    kept = [(i, s) for i, s in enumerate(traced.steps, start=1) if source[i] == i]
-    like = next((t for _, s in kept for t in (*s.layer.parameters(), *s.layer.buffers())), torch.zeros(()))
-    place = {0: 0} | {i: k for k, (i, _) in enumerate(kept, start=1)}  # value of the trace -> value without Identity
-    nodes = [
-        Node(_operation(s, statistics, like), tuple(place[source[j]] for j in s.inputs), s.name, s.shape)
-        for _, s in kept
-    ]
+    nodes: list[Node] = []
+    place = {0: 0}  # value of the trace -> value that it equals here: Identity layers vanish
+    like = next((t for s in traced.layers for t in (*s.layer.parameters(), *s.layer.buffers())), torch.zeros(()))
+    for i, s in enumerate(traced.layers, start=1):
+        inputs = tuple(place[j] for j in s.inputs)
+        if not isinstance(s.layer, nn.Identity):
+            nodes.append(Node(_operation(s, statistics, like), inputs, s.name, s.shape))
+        place[i] = place[s.inputs[0]] if isinstance(s.layer, nn.Identity) else len(nodes)
     with true_float32():
         return fuse(nodes, traced.input_shape)
 
@@ -90,38 +87,38 @@ def _shape_before(nodes: list[Node], input_shape: tuple[int, ...]) -> tuple[int,
     return nodes[i - 1].shape if i else input_shape
 
 
-def _operation(step: Step, statistics: Statistics | None, like: Tensor) -> Operation:
-    layer = step.layer
+def _operation(traced: TracedLayer, statistics: Statistics | None, like: Tensor) -> Operation:
+    layer = traced.layer
     if isinstance(layer, nn.Conv2d):
         padding = (0, 0) if layer.padding == "valid" else layer.padding
         bias = layer.weight.new_zeros(layer.out_channels) if layer.bias is None else layer.bias
         return Conv(layer.weight, bias, layer.stride, padding, layer.dilation, layer.groups)  # type: ignore[arg-type]
     if isinstance(layer, nn.Linear):
         return Linear(layer.weight, layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias)
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-        return _batch_norm(step, layer, statistics)
+    if isinstance(layer, BatchNorm):
+        return _batch_norm(traced, layer, statistics)
     if isinstance(layer, Normalize):
         return Scale(1 / layer.std, -layer.mean / layer.std)
     if isinstance(layer, nn.AvgPool2d):
         kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
-        return average_pool(step.shape[0], kernel, stride, padding, like, layer.divisor_override)
+        return average_pool(traced.shape[0], kernel, stride, padding, like, layer.divisor_override)
     if isinstance(layer, nn.Flatten):
         return Flatten()
     if isinstance(layer, nn.ReLU):
         return Relu()
-    assert isinstance(layer, AddLayer), layer
+    assert isinstance(layer, Sum), layer
     return Add()
 
 
-def _batch_norm(step: Step, layer: nn.BatchNorm1d | nn.BatchNorm2d, statistics: Statistics | None) -> Scale:
+def _batch_norm(traced: TracedLayer, layer: BatchNorm, statistics: Statistics | None) -> Scale:
     if statistics is not None:
-        mean, variance = statistics[step.name]
+        mean, variance = statistics[traced.name]
     elif layer.running_mean is None or layer.running_var is None:
-        raise CitrusError(f"Layer {step.name!r} ({layer}) keeps no running statistics, so it has no eval mode.")
+        raise CitrusError(f"Layer {traced.name!r} ({layer}) keeps no running statistics, so it has no eval mode.")
     else:
         mean, variance = layer.running_mean, layer.running_var
     scale, shift = batch_norm_affine(layer, mean, variance)
-    shape = (-1,) + (1,) * (len(step.shape) - 1)
+    shape = (-1,) + (1,) * (len(traced.shape) - 1)
     return Scale(scale.view(shape), shift.view(shape))
 
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from citrus.errors import CitrusError
 from citrus.files import replace_file
-from citrus.networks._onnx_nodes import OPERATIONS, read
-from citrus.networks._onnx_program import Call, Program
 from citrus.networks.graph import fuse
 from citrus.networks.graph import graph as graph_of
+from citrus.networks.onnx_nodes import OPERATIONS, read
+from citrus.networks.onnx_program import Call, Program
 from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Relu, Scale
 from citrus.networks.trace import Normalize
 
@@ -108,18 +108,13 @@ def _shape_of(
             "and input_shape says what a file leaves open."
         )
     batch, inner = sizes[0], sizes[1:]
-    if given is not None and len(inner) == 1 and len(given) == 3:
-        fits = inner[0] in (None, torch.Size(given).numel())
-        inner = [torch.Size(given).numel()]
-    else:
-        fits = given is None or (
-            len(given) == len(inner) and all(a in (None, b) for a, b in zip(inner, given, strict=True))
-        )
-        inner = inner if given is None else list(given)
-    shape = tuple(size for size in inner if size)
-    if not fits:
+    wanted = inner if given is None else list(given)
+    if given is not None and len(inner) == 1 and len(given) == 3:  # a network on flat vectors that is to take images
+        wanted = [torch.Size(given).numel()]
+    if len(wanted) != len(inner) or any(a not in (None, b) for a, b in zip(inner, wanted, strict=True)):
         raise CitrusError(f"input_shape {given} does not fit the input {value.name!r} of {path}, which is {sizes}.")
-    if len(shape) != len(inner):
+    shape = tuple(size for size in wanted if size)
+    if len(shape) != len(wanted):
         raise CitrusError(f"{path} leaves the shape of its input {value.name!r} open: give input_shape=(C, H, W).")
     return batch, shape
 
@@ -130,13 +125,10 @@ def _normalise(program: Program, mean: tuple[float, ...] | None, std: tuple[floa
     shape = program.shapes[0]
     count = max(len(mean or ()), len(std or ()))
     layer = Normalize(tuple(mean or (0.0,) * count), tuple(std or (1.0,) * count))
-    channels = shape[0] if len(shape) == 3 else 1
-    if count not in (1, channels):
+    if count not in (1, shape[0] if len(shape) == 3 else 1):
         raise CitrusError(f"mean and std have {count} channels, but the network's input has shape {shape}.")
-    per_channel = (shape[0],) + (1,) * (len(shape) - 1)
-    offset, width = (
-        t.double().reshape(-1, *(1,) * (len(shape) - 1)).expand(per_channel) for t in (layer.mean, layer.std)
-    )
+    ones = (1,) * (len(shape) - 1)
+    offset, width = (t.double().reshape(-1, *ones).expand(shape[0], *ones) for t in (layer.mean, layer.std))
     program.append(Scale(1 / width, -offset / width), (0,), "normalize")
 
 
@@ -151,18 +143,17 @@ def _read_nodes(model: Any, program: Program, weights: dict[str, Any], path: str
             wanted.update(node.input)
             for name in node.input:
                 program.readers[name].append(node.op_type)
-    known = {*OPERATIONS, "Constant", "Shape", "Cast", "Unsqueeze", "Gather", "Concat"}
-    for place, node in reversed(live):
-        call = Call(node, place, program)
-        if call.kind not in known:
+    calls = [Call(node, place, program) for place, node in reversed(live)]
+    for call in calls:
+        if call.kind not in (*OPERATIONS, "Constant", "Shape", "Cast", "Unsqueeze", "Gather", "Concat"):
             raise call.refuse("is not supported")
     try:
         onnx.checker.check_model(model)
         program.constants.update((n, onnx.numpy_helper.to_array(t)) for n, t in weights.items() if n in wanted)
     except Exception as error:  # the checker and the decoder of weights raise many types on damaged files
         raise CitrusError(f"{path} is not a valid ONNX file ({_first_line(error)}).") from error
-    for place, node in reversed(live):
-        read(node, place, program)
+    for call in calls:
+        read(call)
 
 
 def _check_finite(graph: Graph, what: str) -> None:
@@ -238,8 +229,6 @@ def _export(onnx: Any, node: Node, name: str, inputs: list[str], output: str) ->
             made.append(make("Add", [inner, hold("bias", op.bias)], output))
         case Flatten():
             made = [make("Flatten", inputs, output, axis=1)]
-        case Relu():
-            made = [make("Relu", inputs, output)]
-        case Add():
-            made = [make("Add", inputs, output)]
+        case Relu() | Add():
+            made = [make(type(op).__name__, inputs, output)]
     return made, held

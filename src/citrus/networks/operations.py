@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.networks.compiled import compilable
+from citrus.networks.kernels import compilable
 
 Corner = tuple[int, int]
 """Row and column of a window's first pixel; (0, 0) for vectors."""

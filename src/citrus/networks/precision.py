@@ -11,7 +11,6 @@ from citrus.errors import CitrusError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_asked = [False]  # by the innermost `tf32`; of the whole process, as torch's switches are: backward has its own threads
 
 
 @contextmanager
@@ -25,11 +24,9 @@ def tf32(on: bool) -> Iterator[None]:
             "torch.set_float32_matmul_precision or allow_tf32 instead."
         ) from error
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = on
-    _asked.append(on)
     try:
         yield
     finally:
-        _asked.pop()
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
 
 
@@ -39,11 +36,11 @@ def true_float32() -> AbstractContextManager[None]:
 
 
 def exact(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a bound: it is in true float32, whatever torch's switches say, except within `tf32(True)`, in training."""
+    """Mark a bound that somebody may call a proof: it is in true float32, whatever torch's switches say."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with tf32(_asked[-1]):
+        with true_float32():
             return function(*args, **kwargs)
 
     return call

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from citrus.errors import CitrusError
-from citrus.networks.compiled import compilable
+from citrus.networks.kernels import compilable
 
 SUPPORTED = (
     "Conv2d, Linear, BatchNorm1d, BatchNorm2d, ReLU, Flatten, AvgPool2d, Normalize (citrus.networks), Identity, "
@@ -25,6 +25,7 @@ RELU_FUNCTIONS = {torch.relu, F.relu, "relu"}
 ADD_FUNCTIONS = {operator.add, operator.iadd, torch.add, "add"}
 FLATTEN_FUNCTIONS = {torch.flatten, "flatten"}
 
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 Statistics = dict[str, tuple[Tensor, Tensor]]
 """Mean and biased variance of the inputs of each BatchNorm layer, by the layer's name."""
 
@@ -46,7 +47,7 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
-class Add(nn.Module):
+class Sum(nn.Module):
     """Stands for x + y in a trace."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ class Add(nn.Module):
 
 
 @dataclass(frozen=True)
-class Step:
-    """One layer in running order; value 0 is the input, step i computes value i + 1."""
+class TracedLayer:
+    """One layer in running order; value 0 is the input, layer i computes value i + 1."""
 
     layer: nn.Module
     inputs: tuple[int, ...]
@@ -67,27 +68,27 @@ class Step:
 class Trace:
     """The layers of a module in the order in which they run, with the shapes between them."""
 
-    steps: tuple[Step, ...]
+    layers: tuple[TracedLayer, ...]
     input_shape: tuple[int, ...]
 
     @compilable
     def forward_with_statistics(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Run with batch statistics, as in training, and return them with their gradients attached."""
         values, statistics = [x], Statistics()
-        for step in self.steps:
-            arguments = [values[i] for i in step.inputs]
-            if isinstance(step.layer, nn.BatchNorm1d | nn.BatchNorm2d):
-                value, statistics[step.name] = _batch_norm(step.layer, arguments[0])
+        for traced in self.layers:
+            arguments = [values[i] for i in traced.inputs]
+            if isinstance(traced.layer, BatchNorm):
+                value, statistics[traced.name] = _batch_norm(traced.layer, arguments[0])
             else:
-                value = step.layer(*arguments)
+                value = traced.layer(*arguments)
             values.append(value)
         return values[-1], statistics
 
-    def batch_norms(self) -> dict[str, nn.BatchNorm1d | nn.BatchNorm2d]:
-        return {s.name: s.layer for s in self.steps if isinstance(s.layer, nn.BatchNorm1d | nn.BatchNorm2d)}
+    def batch_norms(self) -> dict[str, BatchNorm]:
+        return {traced.name: traced.layer for traced in self.layers if isinstance(traced.layer, BatchNorm)}
 
 
-def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _batch_norm(layer: BatchNorm, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     if x.numel() == x.shape[1]:
         raise CitrusError("Batch statistics need more than one image in the batch.")
     axes = [0, *range(2, x.dim())]
@@ -97,7 +98,7 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> tuple[Tens
     return x * scale.view(shape) + shift.view(shape), (mean, variance)
 
 
-def batch_norm_affine(layer: nn.BatchNorm1d | nn.BatchNorm2d, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+def batch_norm_affine(layer: BatchNorm, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """BatchNorm with fixed statistics is x * scale + shift, per channel."""
     scale = (var + layer.eps).rsqrt()
     if layer.affine:
@@ -132,7 +133,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
             f"{type(module).__name__} cannot be traced into a list of layers ({error}); supported: {SUPPORTED}."
         ) from error
     _check_readers(nodes, module)
-    steps: list[Step] = []
+    layers: list[TracedLayer] = []
     index: dict[fx.Node, int] = {}
     shapes = [tuple(input_shape)]
     for node in nodes:
@@ -141,21 +142,21 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
                 raise CitrusError(f"{type(module).__name__} takes more than one input; networks take images only.")
             index[node] = 0
         elif node.op == "output":
-            if not isinstance(node.args[0], fx.Node) or index.get(node.args[0]) != len(steps):
+            if not isinstance(node.args[0], fx.Node) or index.get(node.args[0]) != len(layers):
                 raise CitrusError(f"{type(module).__name__} must return the value of its last layer and nothing else.")
         else:
-            layer, inputs = _layer(node, module, len(steps))
+            layer, inputs = _layer(node, module, len(layers))
             inputs_index = tuple(index[i] for i in inputs)
             name = str(node.target) if node.op == "call_module" else node.name
             shape = _shape(layer, name, [shapes[i] for i in inputs_index])
-            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and any(s.name == name for s in steps):
-                raise CitrusError(f"Layer {len(steps)}, {name!r}, runs twice: give each place a BatchNorm of its own.")
-            steps.append(Step(layer, inputs_index, name, shape))
+            if isinstance(layer, BatchNorm) and any(before.name == name for before in layers):
+                raise CitrusError(f"Layer {len(layers)}, {name!r}, runs twice: give each place a BatchNorm of its own.")
+            layers.append(TracedLayer(layer, inputs_index, name, shape))
             shapes.append(shape)
-            index[node] = len(steps)
-    if not steps or len(shapes[-1]) != 1:
+            index[node] = len(layers)
+    if not layers or len(shapes[-1]) != 1:
         raise CitrusError(f"The network must end in a vector of class scores, not in shape {shapes[-1]}.")
-    return Trace(tuple(steps), tuple(input_shape))
+    return Trace(tuple(layers), tuple(input_shape))
 
 
 def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, list[fx.Node]]:
@@ -167,13 +168,15 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
         what = f"{getattr(target, '__name__', target)!r} with its input as a keyword argument"
     elif node.op == "call_module":
         layer = module.get_submodule(target)
+        if problem := _unsupported(layer):
+            raise CitrusError(f"Layer {place} {target!r}, {type(layer).__name__}, uses {problem}, unsupported.")
         if type(layer) in LAYERS or isinstance(layer, Normalize):
-            return _checked(layer, f"layer {place} {target!r}"), inputs
+            return layer, inputs
         what = f"{type(layer).__name__} {target!r}"
     elif target in RELU_FUNCTIONS:
         return nn.ReLU(), inputs
     elif target in ADD_FUNCTIONS and len(inputs) == 2 and not rest and not node.kwargs:
-        return Add(), inputs
+        return Sum(), inputs
     elif target in FLATTEN_FUNCTIONS and _flattens_all(*rest, **node.kwargs):
         return nn.Flatten(), inputs
     else:
@@ -211,24 +214,20 @@ def _flattens_all(start_dim: Any = 0, end_dim: Any = -1) -> bool:
     return (start_dim, end_dim) == (1, -1)
 
 
-def _checked(layer: nn.Module, where: str) -> nn.Module:
-    """Refuse settings of a known layer that would change its meaning."""
-    problem = ""
-    if isinstance(layer, nn.Conv2d):
-        if layer.padding_mode != "zeros":
-            problem = f"padding_mode {layer.padding_mode!r} (only 'zeros')"
-        elif layer.padding == "same":
-            problem = "padding 'same' (write it as numbers)"
-    elif isinstance(layer, nn.AvgPool2d):
-        if layer.ceil_mode:
-            problem = "ceil_mode=True"
-        elif not layer.count_include_pad and layer.padding not in (0, (0, 0)):
-            problem = "padding without count_include_pad"
-    elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
-        problem = "other axes than (1, -1)"
-    if problem:
-        raise CitrusError(f"{where[0].upper()}{where[1:]}, {type(layer).__name__}, uses {problem}, unsupported.")
-    return layer
+def _unsupported(layer: nn.Module) -> str | None:
+    """A setting of a known layer that changes its meaning."""
+    match layer:
+        case nn.Conv2d() if layer.padding_mode != "zeros":
+            return f"padding_mode {layer.padding_mode!r} (only 'zeros')"
+        case nn.Conv2d(padding="same"):
+            return "padding 'same' (write it as numbers)"
+        case nn.AvgPool2d(ceil_mode=True):
+            return "ceil_mode=True"
+        case nn.AvgPool2d(count_include_pad=False) if layer.padding not in (0, (0, 0)):
+            return "padding without count_include_pad"
+        case nn.Flatten() if (layer.start_dim, layer.end_dim) != (1, -1):
+            return "other axes than (1, -1)"
+    return None
 
 
 def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -236,21 +235,21 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
 
     Arithmetic and products on those would load torch's compiler, which takes seconds.
     """
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-        if inputs[0][0] != layer.num_features or len(inputs[0]) != (3 if isinstance(layer, nn.BatchNorm2d) else 1):
-            raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {inputs[0]}.")
-        return inputs[0]
+    first = inputs[0]
     try:
-        if isinstance(layer, Normalize) and (len(inputs[0]) != 3 or inputs[0][0] != layer.mean.shape[0]):
-            raise RuntimeError(f"maps of {layer.mean.shape[0]} channels expected")
-        if isinstance(layer, nn.Linear):
-            if inputs[0] != (layer.in_features,):
-                raise RuntimeError("flatten it first" if len(inputs[0]) > 1 else f"{layer.in_features} values expected")
-            return (layer.out_features,)
-        if isinstance(layer, Add) and inputs[0] != inputs[1]:
-            raise RuntimeError("the branches must have one shape")
-        if isinstance(layer, Normalize | Add | nn.ReLU | nn.Identity):
-            return inputs[0]
+        match layer:
+            case nn.Linear(in_features=size) | nn.BatchNorm1d(num_features=size) if first != (size,):
+                raise RuntimeError("flatten it first" if len(first) > 1 else f"{size} values expected")
+            case nn.BatchNorm2d(num_features=channels) if len(first) != 3 or first[0] != channels:
+                raise RuntimeError(f"maps of {channels} channels expected")
+            case Normalize() if len(first) != 3 or first[0] != len(layer.mean):
+                raise RuntimeError(f"maps of {len(layer.mean)} channels expected")
+            case Sum() if first != inputs[1]:
+                raise RuntimeError("the branches must have one shape")
+            case nn.Linear():
+                return (layer.out_features,)
+            case nn.BatchNorm1d() | nn.BatchNorm2d() | Normalize() | Sum() | nn.ReLU() | nn.Identity():
+                return first
         arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
         return tuple(copy.deepcopy(layer).to("meta", torch.float32)(*arguments).shape[1:])
     except RuntimeError as error:

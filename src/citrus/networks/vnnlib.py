@@ -37,88 +37,63 @@ def write_vnnlib(
     labels: Tensor,
     eps: str | float,
     classes: int,
-    survivors: int | None = None,
-    subset: Sequence[int] | None = None,
+    survivors: int = 1,
 ) -> None:
     """Write the query of `group_property` to a file."""
-    write_text(Path(path), group_property(images, labels, eps, classes, survivors, subset))
+    write_text(Path(path), group_property(images, labels, eps, classes, survivors))
 
 
-def group_property(
-    images: Tensor,
-    labels: Tensor,
-    eps: str | float,
-    classes: int,
-    survivors: int | None = None,
-    subset: Sequence[int] | None = None,
-) -> str:
-    """The query whose unsatisfiability proves a claim about images (k, C, H, W) under one shared delta.
+def group_property(images: Tensor, labels: Tensor, eps: str | float, classes: int, survivors: int = 1) -> str:
+    """The query that is unsatisfiable if at least `survivors` of the images (k, C, H, W) survive every shared delta.
 
-    `survivors` claims that at least so many images survive: the query is a disjunction over the smallest sets of images
-    whose violation would refute it, an error where there are more than `MOST_SUBSETS`. `subset` claims that not all
-    images of these positions are violated at once: only they appear in the query. With neither, all images are meant.
+    It is a disjunction over the smallest sets of images whose violation would refute the claim; more than
+    `MOST_SUBSETS` of them are an error.
     """
     if classes < 2:
         raise CitrusError(f"A classifier needs at least two classes, got {classes}.")
     check_images(images, labels, classes)
-    radius = parse_eps(eps)
-    members, size = _members(len(images), survivors, subset)
-    violated = {i: _violated(i, int(labels[i]), classes) for i in members}
-    sets = [_join("and", [violated[i] for i in chosen]) for chosen in combinations(members, size)]
-    shape = [1, *images.shape[1:]]
-    lines = [
-        "(vnnlib-version <2.0>)",
-        f"; {len(members)} images, one shared delta with |delta| <= {radius!r}: are at least {size} violated at once?",
-        f"; unsat proves that at least {len(members) - size + 1} of them survive every delta.",
-        *(_declaration(i, members[0], shape, classes) for i in members),
-        *_inputs(images, members, radius),
-        f"(assert {_join('or', sets)})",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _members(count: int, survivors: int | None, subset: Sequence[int] | None) -> tuple[list[int], int]:
-    """Positions of the images in the query, and how many of them must be violated to refute the claim."""
-    if subset is not None:
-        members = [int(i) for i in subset]
-        if survivors is not None:
-            raise CitrusError("Give either survivors or subset: a subset claims that one of its images survives.")
-        if not members or len(set(members)) != len(members) or not 0 <= min(members) <= max(members) < count:
-            raise CitrusError(f"subset must name different positions in 0..{count - 1}, got {list(subset)}.")
-        return members, len(members)
-    survivors = 1 if survivors is None else survivors
+    radius, count = parse_eps(eps), len(images)
     if not 1 <= survivors <= count:
         raise CitrusError(f"survivors must lie in 1..{count}, the number of images, got {survivors}.")
     size = count - survivors + 1
     if math.comb(count, size) > MOST_SUBSETS:
         raise CitrusError(
             f"The claim that {survivors} of {count} images survive takes {math.comb(count, size)} subsets, more than "
-            f"{MOST_SUBSETS}: use smaller groups, or write the subsets that matter one by one with subset=."
+            f"{MOST_SUBSETS}: use smaller groups."
         )
-    return list(range(count)), size
+    violated = [_violated(i, int(labels[i]), classes) for i in range(count)]
+    sets = [_join("and", chosen) for chosen in combinations(violated, size)]
+    lines = [
+        "(vnnlib-version <2.0>)",
+        f"; {count} images, one shared delta with |delta| <= {radius!r}: are at least {size} violated at once?",
+        f"; unsat proves that at least {survivors} of them survive every delta.",
+        *(_declaration(i, [1, *images.shape[1:]], classes) for i in range(count)),
+        *_inputs(images, radius),
+        f"(assert {_join('or', sets)})",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _declaration(i: int, first: int, shape: Sequence[int], classes: int) -> str:
-    copy = "" if i == first else f"(equal-to f{first}) "
+def _declaration(i: int, shape: Sequence[int], classes: int) -> str:
+    copy = "(equal-to f0) " if i else ""
     axes = ",".join(str(size) for size in shape)
     return f"(declare-network f{i} {copy}(declare-input X{i} real [{axes}]) (declare-output Y{i} real [1,{classes}]))"
 
 
-def _inputs(images: Tensor, members: Sequence[int], eps: float) -> Iterator[str]:
-    """The box of delta, and the ties X_i = X_first + (x_i - x_first). The boxes of the other copies follow from these
-    two; they are written as well because verifiers start from a box for each input."""
+def _inputs(images: Tensor, eps: float) -> Iterator[str]:
+    """The box of delta, and the ties X_i = X_0 + (x_i - x_0). The boxes of the other copies follow from these two; they
+    are written as well because verifiers start from a box for each input."""
     places = [",".join(map(str, (0, *place))) for place in product(*(range(n) for n in images.shape[1:]))]
     radius = Decimal(eps)
-    pixels = {i: [Decimal(v) for v in images[i].detach().cpu().double().flatten().tolist()] for i in members}
-    first = members[0]
-    for i in members:
-        for place, pixel in zip(places, pixels[i], strict=True):
+    pixels = [[Decimal(v) for v in image.detach().cpu().double().flatten().tolist()] for image in images]
+    for i, image in enumerate(pixels):
+        for place, pixel in zip(places, image, strict=True):
             yield f"(assert (>= X{i}[{place}] {_number(_EXACT.subtract(pixel, radius))}))"
             yield f"(assert (<= X{i}[{place}] {_number(_EXACT.add(pixel, radius))}))"
-    for i in members[1:]:
-        for place, pixel, anchor in zip(places, pixels[i], pixels[first], strict=True):
-            shift = _number(_EXACT.subtract(pixel, anchor))
-            yield f"(assert (== X{i}[{place}] (+ X{first}[{place}] {shift})))"
+    for i, image in enumerate(pixels[1:], start=1):
+        for place, pixel, first in zip(places, image, pixels[0], strict=True):
+            shift = _number(_EXACT.subtract(pixel, first))
+            yield f"(assert (== X{i}[{place}] (+ X0[{place}] {shift})))"
 
 
 def _violated(i: int, label: int, classes: int) -> str:

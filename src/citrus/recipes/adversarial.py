@@ -38,24 +38,16 @@ def expressive_methods(name: str) -> tuple[AnyMethod, ...]:
     return tuple(kind(alpha=alpha, **attack) for kind, (alpha, _) in zip(kinds, EXPRESSIVE[name][3], strict=True))
 
 
-def expressive(name: str, ibp: TrainConfig) -> dict[str, TrainConfig]:
+def expressive(name: str, ibp: TrainConfig) -> list[TrainConfig]:
     """From IBP's recipe: same data, batches, warm-up and regularisers."""
     epochs, milestones, factor, numbers = EXPRESSIVE[name]
-    common = replace(
-        ibp,
-        epochs=epochs,
-        milestones=milestones,
-        ramp_epochs=20 if ibp.data == "mnist" else 80,
-        eps_factor=factor,
-        seed=100,
-    )
-    return {
-        f"{name}-{method.name}": replace(common, method=method, l1=l1)
-        for method, (_, l1) in zip(expressive_methods(name), numbers, strict=True)
-    }
+    ramp = 20 if ibp.data == "mnist" else 80
+    common = replace(ibp, epochs=epochs, milestones=milestones, ramp_epochs=ramp, eps_factor=factor, seed=100)
+    methods = zip(expressive_methods(name), numbers, strict=True)
+    return [replace(common, method=method, l1=l1) for method, (_, l1) in methods]
 
 
-def adversarial(name: str, ibp: TrainConfig) -> dict[str, TrainConfig]:
+def adversarial(name: str, ibp: TrainConfig) -> list[TrainConfig]:
     """PGD with three restarts, and the universal methods at the plain radius from the first step on."""
     epochs, milestones, ramp, factor, steps, l1 = ADVERSARIAL[name]
     pgd = replace(
@@ -73,9 +65,5 @@ def adversarial(name: str, ibp: TrainConfig) -> dict[str, TrainConfig]:
     )
     # A universal perturbation is not clipped. Of shared training the largest heap and the middle sigma are taken.
     plain = replace(pgd, warmup_epochs=0, ramp_epochs=0, eps_factor=1.0, l1=0.0, clip=False, seed=0)
-    return {
-        f"{name}-pgd": pgd,
-        f"{name}-uat": replace(plain, method=UAT()),
-        f"{name}-cw_uat": replace(plain, method=CWUAT()),
-        f"{name}-shared": replace(plain, method=Shared(heap_size=64), clean_weight=0.5),
-    }
+    shared = replace(plain, method=Shared(heap_size=64), clean_weight=0.5)
+    return [pgd, replace(plain, method=UAT()), replace(plain, method=CWUAT()), shared]

@@ -34,7 +34,7 @@ SETTINGS: dict[str, tuple[str, float, float, int, tuple[int, int], int]] = {
 }
 
 
-def _setting(name: str) -> dict[str, TrainConfig]:
+def _setting(name: str) -> list[TrainConfig]:
     data, eps, tau, epochs, milestones, ramp = SETTINGS[name]
     shrink = 0.8 if name == "cifar10-2-255" else 1.0
     common = TrainConfig(
@@ -50,7 +50,7 @@ def _setting(name: str) -> dict[str, TrainConfig]:
         ramp_epochs=ramp,
         validation=5000,
     )
-    methods: tuple[AnyMethod, ...] = (
+    certified: tuple[AnyMethod, ...] = (
         IBP(),
         SABR(tau_ratio=tau, shrink=shrink, attack=FEW_STEPS),
         Citrus(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
@@ -58,20 +58,19 @@ def _setting(name: str) -> dict[str, TrainConfig]:
         *expressive_methods(name),
         *tighter_methods(tau, shrink, FEW_STEPS),
     )
-    attacked = replace(common, method=PGD(FEW_STEPS), init="default", regularizer=0.0)
-    plain = replace(attacked, warmup_epochs=0, ramp_epochs=0)
-    return {
-        f"{name}-standard-cpu": replace(plain, method=Standard()),
-        f"{name}-pgd-cpu": attacked,
-        **{
-            f"{name}-{m.name}-cpu": replace(plain, method=m)
-            for m in (UAT(), CWUAT(), Shared(heap_size=5), Colt(stability=0.005, stability_images=25, attack=FEW_STEPS))
-        },
-        **{f"{name}-{method.name}-cpu": replace(common, method=method) for method in methods},
-    }
+    pgd = replace(common, method=PGD(FEW_STEPS), init="default", regularizer=0.0)
+    colt = Colt(stability=0.005, stability_images=25, attack=FEW_STEPS)
+    others: tuple[AnyMethod, ...] = (UAT(), CWUAT(), Shared(heap_size=5), colt)
+    without_ramp = replace(pgd, warmup_epochs=0, ramp_epochs=0)
+    return [
+        replace(without_ramp, method=Standard()),
+        pgd,
+        *(replace(without_ramp, method=method) for method in others),
+        *(replace(common, method=method) for method in certified),
+    ]
 
 
 CPU_RECIPES: dict[str, TrainConfig] = {
     "quickstart": QUICKSTART,
-    **{k: v for name in SETTINGS for k, v in _setting(name).items()},
+    **{f"{name}-{config.method.name}-cpu": config for name in SETTINGS for config in _setting(name)},
 }

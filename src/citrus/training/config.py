@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from citrus.errors import CitrusError, suggest
-from citrus.inputs import parse_eps, parse_number
+from citrus.inputs import check_limits, parse_eps, parse_number
 from citrus.methods import METHODS, AnyMethod
 
 
@@ -34,8 +33,8 @@ class TrainConfig:
     """Images per step. For CITRUS a multiple of the group size."""
     lr: float = 5e-4
     """Learning rate of Adam."""
-    lr_schedule: Literal["steps", "cosine", "one-cycle"] = "steps"
-    """steps: lower at milestones. cosine: full until eps is, then down to 0. one-cycle: up for a fifth, then down."""
+    lr_schedule: Literal["steps", "cosine"] = "steps"
+    """steps: lower at milestones. cosine: full until eps is, then down to 0."""
     milestones: tuple[int, ...] = ()
     """Epochs, counted from 0, at whose start the learning rate is multiplied by lr_factor."""
     lr_factor: float = 0.2
@@ -55,12 +54,6 @@ class TrainConfig:
     """Weights to begin with instead: a finished run's folder, or its model.safetensors; empty for none."""
     regularizer: float = 0.5
     """Weight of Shi et al.'s two regularisers at eps 0; it falls to 0 as eps grows to its full value."""
-    population_bn: bool = True
-    """Re-estimate BatchNorm statistics over the training set for the saved network."""
-    average_from: int = 0
-    """Epoch from which weights are averaged for the saved network; 0 switches averaging off."""
-    average_every: int = 10
-    """Steps between two weights that enter the average."""
 
     validation: int = 0
     """Images held out of the training set."""
@@ -70,8 +63,8 @@ class TrainConfig:
     """Pixels by which a crop may be shifted; -1: what suits the data set."""
     normalize: bool = True
     """Normalise pixels with the data set's mean and standard deviation in the network's first layer."""
-    precision: Literal["float32", "tf32", "half", "all-half"] = "tf32"
-    """Of training on a GPU: TF32, that and attacks in bfloat16, or boxes, too. Never of certification."""
+    precision: Literal["float32", "tf32", "half"] = "tf32"
+    """Of training on a GPU: plain, TF32, or that and attacks in bfloat16. Never of certification."""
     compile: bool = False
     """Fuse kernels with torch.compile: a minute of waiting, then faster steps of large networks on a GPU."""
     record: bool = True
@@ -89,17 +82,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         parse_eps(self.eps)
         self.method.check(self.batch_size)
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if not value >= least:
-                raise CitrusError(f"{name} must be at least {least}, got {value}.")
-        if not 0 <= self.clean_weight <= 1 or not 0 < self.lr_factor <= 1:
-            raise CitrusError(
-                f"clean_weight must lie in [0, 1] and lr_factor in (0, 1], got {self.clean_weight}, {self.lr_factor}."
-            )
-        for name in ("lr", "memory_gb", "eps_factor"):
-            if not getattr(self, name) > 0:
-                raise CitrusError(f"{name} must be positive, got {getattr(self, name)}.")
+        check_limits(self, LIMITS)
         if self.warmup_epochs + self.ramp_epochs > self.epochs:
             raise CitrusError(
                 f"warmup_epochs {self.warmup_epochs} and ramp_epochs {self.ramp_epochs} do not fit in {self.epochs} "
@@ -113,11 +96,14 @@ class TrainConfig:
         return self.eps * self.eps_factor
 
 
-LEAST = {
-    **dict.fromkeys(("epochs", "batch_size", "average_every", "group_size", "validate_every"), 1),
-    **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer", "average_from"), 0),
-    **dict.fromkeys(("validation", "seed", "test_images"), 0),
-    "crop": -1,
+LIMITS = {
+    **dict.fromkeys(("epochs", "batch_size", "group_size", "validate_every"), "[1, inf)"),
+    **dict.fromkeys(("warmup_epochs", "ramp_epochs", "clip_norm", "l1", "regularizer"), "[0, inf)"),
+    **dict.fromkeys(("validation", "seed", "test_images"), "[0, inf)"),
+    **dict.fromkeys(("lr", "memory_gb", "eps_factor"), "(0, inf)"),
+    "clean_weight": "[0, 1]",
+    "lr_factor": "(0, 1]",
+    "crop": "[-1, inf)",
 }
 
 
@@ -192,41 +178,32 @@ def _build(kind: Any, values: dict[str, Any], where: str) -> Any:
 
 def _value(kind: Any, value: Any, name: str) -> Any:
     """A JSON value or command-line word as the type of its field."""
+
+    def require(right: bool, what: str) -> None:
+        if not right:
+            raise CitrusError(f"{name} must be {what}, got {value!r}.")
+
     if kind == AnyMethod:
-        if not isinstance(value, dict) or str(value.get("name")) not in METHODS:
-            given = value.get("name") if isinstance(value, dict) else value
+        given = value.get("name") if isinstance(value, dict) else value
+        if not isinstance(value, dict) or str(given) not in METHODS:
             raise CitrusError(f"Unknown method {given!r}: {suggest(str(given), METHODS)}")
-        rest = {k: v for k, v in value.items() if k != "name"}
-        return _build(METHODS[value["name"]], rest, f"{name}.")
+        return _build(METHODS[str(given)], {k: v for k, v in value.items() if k != "name"}, f"{name}.")
     if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise CitrusError(f"{name} must be an object with fields, got {value!r}.")
+        require(isinstance(value, dict), "an object with fields")
         return _build(kind, value, f"{name}.")
     if get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple):
-            raise CitrusError(f"{name} must be a list, got {value!r}.")
+        require(isinstance(value, list | tuple), "a list")
         return tuple(_value(get_args(kind)[0], v, name) for v in value if v != "")
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise CitrusError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}.")
+        require(value in get_args(kind), f"one of {', '.join(get_args(kind))}")
         return value
-    assert get_origin(kind) not in (Union, types.UnionType), kind
-    return _scalar(kind, value, name)
-
-
-def _scalar(kind: Any, value: Any, name: str) -> Any:
-    if kind is bool:
-        words = {"true": True, "false": False, "True": True, "False": False}
-        if not isinstance(value, bool) and (not isinstance(value, str) or value not in words):
-            raise CitrusError(f"{name} must be true or false, got {value!r}.")
-        return value if isinstance(value, bool) else words[value]
     if kind is str:
-        if not isinstance(value, str):
-            raise CitrusError(f"{name} must be text, got {value!r}.")
+        require(isinstance(value, str), "text")
         return value
-    if isinstance(value, bool):
-        raise CitrusError(f"{name} must be a number, got {value!r}.")
+    if kind is bool:
+        require(isinstance(value, bool) or value in ("true", "false", "True", "False"), "true or false")
+        return value in (True, "true", "True")
+    require(not isinstance(value, bool), "a number")
     number = parse_number(value, name)
-    if kind is int and number != int(number):
-        raise CitrusError(f"{name} must be a whole number, got {value!r}.")
-    return int(number) if kind is int else number
+    require(kind is float or number == int(number), "a whole number")
+    return number if kind is float else int(number)

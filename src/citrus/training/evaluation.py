@@ -41,12 +41,12 @@ class Evaluation:
 def clean_accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Percent of images classified right."""
     with true_float32():
-        return _percent(torch.cat([network(x).argmax(1) == y for x, y in _chunks(images, labels)]))
+        return percent(torch.cat([network(x).argmax(1) == y for x, y in _chunks(images, labels)]))
 
 
 @torch.no_grad()
 def ibp_certified(network: nn.Module, images: Tensor, labels: Tensor, eps: float, clip: bool = False) -> Tensor:
-    """(n,): every margin is proved positive on the whole eps-box (intersected with [0, 1] if `clip`)."""
+    """Of which images every margin is proved positive on the whole eps-box (intersected with [0, 1] if `clip`)."""
     plain = graph(network, tuple(images.shape[1:]))
     proved = []
     with true_float32():
@@ -58,11 +58,6 @@ def ibp_certified(network: nn.Module, images: Tensor, labels: Tensor, eps: float
             bounds = interval(plain, (lower + upper) / 2, (upper - lower) / 2, rows)
             proved.append((bounds.lower > 0).all(1))
     return torch.cat(proved)
-
-
-def ibp_accuracy(network: nn.Module, images: Tensor, labels: Tensor, eps: float, clip: bool = False) -> float:
-    """Percent of images that interval bounds certify one by one."""
-    return _percent(ibp_certified(network, images, labels, eps, clip))
 
 
 def evaluate(
@@ -91,8 +86,8 @@ def evaluate(
     generator = torch.Generator(images.device).manual_seed(seed)
     x, y = images[:count], labels[:count]
     with true_float32():  # as the proofs: a margin smaller than TF32's rounding must not look broken
-        alone = pgd_fooled(plain, x, y, eps, clip, generator)
-        together = universal_attack(plain, x, y, eps, group_size, generator)
+        alone = _pgd_fooled(plain, x, y, eps, clip, generator)
+        together = _universal_attack(plain, x, y, eps, group_size, generator)
     broken = proved[:count] & (alone if clip else alone | together.fooled)
     if broken.any():
         raise SoundnessError(f"Image {int(broken.nonzero()[0])} is certified at eps {eps} and yet an attack fools it.")
@@ -101,10 +96,10 @@ def evaluate(
         clip=clip,
         images=len(images),
         clean=clean_accuracy(network, images, labels),
-        ibp_certified=_percent(proved),
+        ibp_certified=percent(proved),
         attacked_images=count,
-        pgd=100 - _percent(alone),
-        universal=100 - _percent(together.fooled),
+        pgd=100 - percent(alone),
+        universal=100 - percent(together.fooled),
         group_size=group_size,
         pgd_steps=PGD_40.steps,
         universal_restarts=UNIVERSAL.restarts,
@@ -113,10 +108,10 @@ def evaluate(
     return result, together
 
 
-def pgd_fooled(
+def _pgd_fooled(
     plain: Graph, images: Tensor, labels: Tensor, eps: float, clip: bool, generator: torch.Generator
 ) -> Tensor:
-    """(n,): 40 steps of PGD find a perturbation of the image alone."""
+    """For which images 40 steps of PGD find a perturbation of their own."""
     parts = []
     for x, y in _chunks(images, labels):
         delta = pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator)
@@ -124,7 +119,7 @@ def pgd_fooled(
     return torch.cat(parts)
 
 
-def universal_attack(
+def _universal_attack(
     plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, generator: torch.Generator
 ) -> UniversalResult:
     """One perturbation per group of images in order, many groups at a time."""
@@ -141,5 +136,5 @@ def _chunks(images: Tensor, labels: Tensor, size: int = CHUNK) -> Iterator[tuple
     yield from zip(images.split(size), labels.split(size), strict=True)
 
 
-def _percent(mask: Tensor) -> float:
+def percent(mask: Tensor) -> float:
     return 100 * mask.double().mean().item()

@@ -1,7 +1,7 @@
 """The run folder: configuration, environment, metrics, checkpoints and results of one run.
 
 runs/NAME/  config.json  env.json  log.txt  metrics.jsonl  checkpoints/last.safetensors
-            model.safetensors  method.safetensors (what the method kept)  summary.json  uap/EPS.safetensors  uap/EPS.png
+            model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
 """
 
 import json
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from citrus import __version__
 from citrus.errors import CitrusError
 from citrus.files import write_json, write_text
 from citrus.training.config import TrainConfig, read_config, to_dict
+from citrus.version import __version__
 
 
 class RunFolder:

@@ -29,7 +29,7 @@ def save_universal(
     """Write uap/EPS.safetensors; the first `len(attack.groups)` images are those that were attacked."""
     count = len(attack.groups)
     x, y = images[:count], labels[:count]
-    clean = _predictions(network, x, None, attack)
+    clean = _predictions(network, x)
     worst = attack.worst_group(clean == y)
     inside = attack.groups == worst
     flipped = inside & (clean == y) & attack.fooled
@@ -39,7 +39,7 @@ def save_universal(
         "groups": attack.groups,
         "labels": y,
         "clean": clean,
-        "perturbed": _predictions(network, x, attack.delta, attack),
+        "perturbed": _predictions(network, x + attack.delta[attack.groups]),
         "fooled": attack.fooled,
         "shown": shown,
         "images": x[shown],
@@ -47,9 +47,6 @@ def save_universal(
     save_tensors(path, tensors, {"eps": eps, "group_size": group_size, "classes": list(classes)})
 
 
-def _predictions(network: nn.Module, images: Tensor, delta: Tensor | None, attack: UniversalResult) -> Tensor:
-    """(n,)"""
-    parts = []
-    for x, groups in zip(images.split(500), attack.groups.split(500), strict=True):
-        parts.append(network(x if delta is None else x + delta[groups]).argmax(1))
-    return torch.cat(parts)
+def _predictions(network: nn.Module, images: Tensor) -> Tensor:
+    """The class that each image is taken for."""
+    return torch.cat([network(x).argmax(1) for x in images.split(500)])

@@ -21,12 +21,12 @@ from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.inputs import format_eps
-from citrus.networks import build
-from citrus.training.config import TrainConfig, read_config, to_dict
+from citrus.training.config import TrainConfig, read_config
 from citrus.training.evaluation import Evaluation, evaluate
 from citrus.training.folder import RunFolder
-from citrus.training.loop import Progress, Stopped, Trainer, description
+from citrus.training.loop import Progress, Stopped, Trainer
 from citrus.training.perturbations import save_universal
+from citrus.training.weights import load_network, save_network
 
 CHECKPOINT_SECONDS = 120.0
 
@@ -74,14 +74,12 @@ def train(
     if resume and folder.checkpoint.exists():
         trainer.restore(*load_tensors(folder.checkpoint))
         folder.note_other_machine()
-    folder.forget_metrics_after(trainer.step)
-    folder.log(f"training on {trainer.device} from step {trainer.step} of {trainer.steps}")
+    folder.forget_metrics_after(trainer.position)
+    folder.log(f"training on {trainer.device} from step {trainer.position} of {trainer.total_steps}")
     _train(trainer, folder, events, stop_after)
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
     save_network(folder.model, network, config, splits)
-    if trainer.inner.method_state:
-        save_tensors(folder.path / "method.safetensors", trainer.inner.method_state, {"method": config.method.name})
     return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
 
 
@@ -112,7 +110,10 @@ def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder,
     test = splits.test.to(device)
     images, config = as_float(test.images), run.config
     result, attack = evaluate(
-        *(run.network, images, test.labels, config.eps),
+        run.network,
+        images,
+        test.labels,
+        config.eps,
         group_size=config.group_size,
         attacked=config.test_images or None,
         clip=config.clip,
@@ -131,12 +132,6 @@ def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder,
     return Run(run.path, config, run.network, result)
 
 
-def save_network(path: Path, network: nn.Module, config: TrainConfig, splits: Splits) -> None:
-    """Weights with all that is needed to build the network again without the data."""
-    made = description(config, splits.info)
-    save_tensors(path, dict(network.state_dict()), {"network": made, "config": to_dict(config)})
-
-
 def load_run(path: str | Path) -> Run:
     """A finished run: its configuration and its network in eval mode."""
     folder = RunFolder(Path(path))
@@ -146,20 +141,8 @@ def load_run(path: str | Path) -> Run:
     return Run(folder.path, config, load_network(folder.model))
 
 
-def load_network(path: Path) -> nn.Module:
-    """The network that `save_network` wrote."""
-    tensors, header = load_tensors(path)
-    made = header.get("network")
-    if not isinstance(made, dict):
-        raise CitrusError(f"{path} holds no network of Citrus.")
-    shape, mean, std = (tuple(made[key]) for key in ("shape", "mean", "std"))
-    network = build(made["name"], shape, made["classes"], mean, std)
-    network.load_state_dict(tensors)
-    return network.eval()
-
-
 def pick_device(name: str) -> torch.device:
-    """ "auto" is the GPU when there is one."""
+    """A device by its name, where auto is the GPU when there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

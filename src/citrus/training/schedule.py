@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from citrus.training.config import TrainConfig
 
-RISE = 0.2  # share of a one-cycle schedule in which the learning rate rises
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -73,13 +71,8 @@ def lr_at(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
     """Learning rate of a step, counted from 0."""
     if config.lr_schedule == "steps":
         return config.lr * config.lr_factor ** sum(step // steps_per_epoch >= m for m in config.milestones)
-    steps = config.epochs * steps_per_epoch
-    if config.lr_schedule == "one-cycle":
-        rise = RISE * steps
-        return config.lr * ((step + 1) / rise if step + 1 < rise else _half_cosine((step - rise) / (steps - rise)))
     full = (config.warmup_epochs + config.ramp_epochs) * steps_per_epoch
-    return config.lr * (1.0 if step < full else _half_cosine((step - full) / (steps - full)))
-
-
-def _half_cosine(share: float) -> float:
-    return 0.5 * (1 + math.cos(math.pi * max(share, 0.0)))
+    if step < full:
+        return config.lr
+    share = (step - full) / (config.epochs * steps_per_epoch - full)
+    return config.lr * (0.5 * (1 + math.cos(math.pi * share)))

@@ -10,7 +10,7 @@ from citrus.networks import Statistics, Trace, trace
 @torch.no_grad()
 def update_running(traced: Trace, statistics: Statistics, count: int) -> None:
     """Move running statistics towards those of a batch of `count` images, as torch's BatchNorm does."""
-    shapes = {step.name: step.shape for step in traced.steps}
+    shapes = {layer.name: layer.shape for layer in traced.layers}
     for name, layer in traced.batch_norms().items():
         if layer.running_mean is None or layer.running_var is None:
             continue

@@ -4,6 +4,7 @@ Everything that changes from step to step lies in tensors of fixed place (`index
 that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,21 +16,21 @@ from citrus.data import Dataset, DatasetInfo, as_float
 from citrus.data.augment import flip_and_crop
 from citrus.methods import Batch, Boxes, box_losses
 from citrus.networks import Statistics, fold, trace
-from citrus.networks.compiled import compilable, compiling
-from citrus.networks.layout import in_device_layout
+from citrus.networks.kernels import compilable, compiling, in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Moment, Phase
 from citrus.training.shi import balance, tightness
 from citrus.training.statistics import update_running
+from citrus.training.weights import normalisation
 
 SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
 BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
 SUMS = ("loss", "clean_loss", "robust_loss", "regularizer", "accuracy")
 
 
-class Step:
-    """A network, its optimiser and the place of every number they need."""
+class TrainingStep:
+    """A network, its optimiser and the place of every number they need; called, it trains on one batch."""
 
     def __init__(self, config: TrainConfig, network: nn.Module, data: Dataset, info: DatasetInfo) -> None:
         self.config, self.network, self.data, self.info = config, network, data, info
@@ -50,13 +51,17 @@ class Step:
         self.sums = torch.zeros(len(SUMS), device=device)
         self.first_bad = torch.full((), torch.inf, dtype=torch.float64, device=device)
         """The first step whose loss was not finite."""
-        neurons = sum(torch.Size(s.shape).numel() for s in self.trace.steps if isinstance(s.layer, nn.ReLU))
-        self.max_boxes = max(1, int(config.memory_gb * 2**30 / (neurons * BYTES_PER_NEURON)))
+        self.max_boxes = max(1, int(config.memory_gb * 2**30 / (plain.neurons * BYTES_PER_NEURON)))
 
     @staticmethod
     def numbers(step: int, now: Moment) -> tuple[float, ...]:
         """What `scalars` holds in a step."""
         return (float(step), now.eps, now.ramp, now.regularizer, now.lr)
+
+    def prepare(self, index: Tensor, numbers: Tensor) -> None:
+        """Put in place which images the next step trains on, and its numbers."""
+        self.index.copy_(index)
+        self.scalars.copy_(numbers)
 
     def __call__(self, phase: Phase) -> None:
         config = self.config
@@ -103,20 +108,52 @@ class Step:
             return clean, None
         _, eps, ramp, *_ = self.scalars.unbind()
         batch = Batch(
-            *(images, labels, clean, fold(self.trace, statistics), eps, config.clip, self.generator),
+            images=images,
+            labels=labels,
+            clean_loss=clean,
+            graph=fold(self.trace, statistics),
+            eps=eps,
+            clip=config.clip,
+            generator=self.generator,
             keep_boxes=phase.regularized,
             max_boxes=self.max_boxes,
             ramp=ramp,
             ramping=phase.ramping,
             stage=phase.stage,
             state=self.method_state,
-            half=config.precision in ("half", "all-half") and images.is_cuda,
-            box_type=torch.bfloat16 if config.precision == "all-half" and images.is_cuda else None,
+            half=config.precision == "half" and images.is_cuda,
         )
         if phase.robust:
             result = config.method.loss(batch)
             return result.loss, result.boxes
         return clean, box_losses(batch, images, SMALL_EPS, labels)[1]
+
+    def state(self) -> dict[str, Tensor]:
+        """All that steps change, by name; the optimiser's settings are in the configuration already."""
+        optimizer = self.optimizer.state_dict()["state"]
+        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        for i, entry in optimizer.items():
+            tensors |= {f"optimizer.{i}.{name}": torch.as_tensor(value) for name, value in entry.items()}
+        tensors |= {f"method.{name}": tensor for name, tensor in self.method_state.items()}
+        return {name: tensor.contiguous() for name, tensor in tensors.items()} | {"sums": self.sums}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.network.load_state_dict(part("network."))
+        state: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in part("optimizer.").items():
+            i, key = name.split(".")
+            state[int(i)][key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr  # torch would put a copy in the place of the tensor that each step writes to
+        self.sums.copy_(tensors["sums"])
+        for name, value in self.method_state.items():
+            value.copy_(tensors[f"method.{name}"])
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -124,11 +161,6 @@ class Step:
         kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=fast)
         with tf32(fast), kernels, compiling(self.config.compile):
             yield
-
-
-def normalisation(config: TrainConfig, info: DatasetInfo) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of the network's first layer."""
-    return (info.mean, info.std) if config.normalize else ((0.0,) * info.shape[0], (1.0,) * info.shape[0])
 
 
 def augmentation(config: TrainConfig, info: DatasetInfo) -> tuple[int, bool]:

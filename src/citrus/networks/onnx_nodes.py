@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
-from citrus.networks._onnx_program import Call, Program
 from citrus.networks.graph import average_pool
+from citrus.networks.onnx_program import Call
 from citrus.networks.operations import Add, Conv, Flatten, Linear, Operation, Relu, Scale
 
 ZERO = torch.zeros((), dtype=torch.float64)
 
 
-def read(node: Any, place: int, program: Program) -> None:
-    """Add one node to the program; `place` is its position in the file."""
-    call = Call(node, place, program)
+def read(call: Call) -> None:
+    """Add one node to its program."""
+    program = call.program
     unknown = [name for name in call.inputs if name and name not in program.values and name not in program.constants]
     if unknown:
         raise call.refuse(f"reads {unknown[0]!r}, which nothing before it computes")
@@ -159,13 +158,8 @@ def _pad(call: Call) -> Operation | None:
     pads = [int(size) for size in (call.constant(1) if call.has(1) else call.attributes["pads"])]
     filled = call.weight(2).any() if call.has(2) else call.attributes.get("value", 0)
     outer, before, after = pads[:2] + pads[4:6], pads[2:4], pads[6:]
-    if (
-        call.attributes.get("mode", b"constant") != b"constant"
-        or filled
-        or call.has(3)
-        or any(outer)
-        or before != after
-    ):
+    other_mode = call.attributes.get("mode", b"constant") != b"constant"
+    if other_mode or filled or call.has(3) or any(outer) or before != after:
         raise call.refuse(f"pads by {pads}, but only zeros, as many on opposite sides of an image, are known")
     return average_pool(call.shape[0], (1, 1), (1, 1), (before[0], before[1]), ZERO) if any(pads) else None
 

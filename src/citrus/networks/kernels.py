@@ -1,0 +1,51 @@
+"""What a training step may change about how tensors are computed: memory layout, and kernels that torch compiles."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+_COMPILER: ContextVar[str | None] = ContextVar("compiler", default=None)
+VARIANTS = 64  # shapes and precisions that one function may be compiled for before torch gives up
+
+
+def in_device_layout(x: Tensor) -> Tensor:
+    """The same values as the device wants them: convolutions on a GPU are fastest with channels innermost."""
+    return channels_last(x) if x.is_cuda else x
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Maps (batch, C, H, W) with channels innermost in memory; vectors have only one way to lie."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+@contextmanager
+def compiling(on: bool = True, backend: str = "inductor") -> Iterator[None]:
+    """Within, functions marked `compilable` run as torch.compile makes them."""
+    token = _COMPILER.set(backend if on else None)
+    try:
+        yield
+    finally:
+        _COMPILER.reset(token)
+
+
+def compilable(function: F) -> F:
+    """Mark a function of tensors as worth compiling; it stays as it is outside of `compiling`."""
+
+    @functools.cache
+    def compiled(backend: str) -> Callable[..., Any]:
+        dynamo: Any = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
+        return torch.compile(function, dynamic=False, backend=backend)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        backend = _COMPILER.get()
+        return (compiled(backend) if backend else function)(*args, **kwargs)
+
+    return cast(F, call)

@@ -1,0 +1,3 @@
+"""The version, where every file can read it without importing the package."""
+
+__version__ = "0.1.0"
