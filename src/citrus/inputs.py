@@ -37,6 +37,11 @@ def format_eps(eps: float) -> str:
     return f"{eps:g}"
 
 
+def eps_in_name(eps: float) -> str:
+    """The same for the name of a file: 8-255."""
+    return format_eps(eps).replace("/", "-")
+
+
 def check_images(images: Tensor, labels: Tensor, classes: int, shape: tuple[int, ...] | None = None) -> None:
     """Images (n, C, H, W) of floats in [0, 1] with labels (n,) of integers below `classes`."""
     if images.dim() != 4 or not images.is_floating_point():

@@ -1,13 +1,10 @@
-"""`citrus certify demo`: a certified network at once, from the package alone."""
+"""Networks of the zoo on the command line: a certified network at once, from the package alone."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from citrus.cli import main
-from citrus.demo import unpack
-from citrus.training import load_run
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +17,17 @@ def test_a_certified_network_without_training_or_data(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     proved = next(line for line in shown.splitlines() if "certified UAP accuracy" in line)
     assert float(proved.split()[-1]) >= 90
-    assert "runs/demo" in shown
-    # the folder is a run like any other
-    assert main(["attack", "runs/demo", "--images", "10", "--device", "cpu"]) == 0
+    assert "runs/demo/certify" in shown
+    assert main(["attack", "demo", "--images", "10", "--device", "cpu"]) == 0
     assert main(["report", "runs/demo"]) == 0
-    assert main(["certify", "runs/demo", "--images", "10", "--group-size", "2", "--device", "cpu"]) == 0
+
+
+def test_a_network_of_the_zoo_on_other_images_and_its_proofs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["mnist-0.1", "--data", "demo", "--images", "10", "--device", "cpu"]
+    assert main(["certify", *words, "--group-size", "2", "--certificates"]) == 0
+    folder = next(line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.startswith("next"))
+    assert folder.startswith("runs/mnist-0.1/certify/")
+    assert main(["check", folder]) == 0
 
 
 def test_a_folder_of_that_name_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,34 +37,8 @@ def test_a_folder_of_that_name_comes_first(capsys: pytest.CaptureFixture[str]) -
     assert not Path("runs").exists()
 
 
-def test_a_run_of_somebody_else_is_never_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
-    mine = Path("runs/demo")
-    mine.mkdir(parents=True)
-    (mine / "config.json").write_text("mine")
-    (mine / "model.safetensors").write_bytes(b"mine")
-    assert main(["certify", "demo"]) == 1
-    assert "runs/demo is another run" in capsys.readouterr().err
-    assert (mine / "config.json").read_text() == "mine"
-    assert (mine / "model.safetensors").read_bytes() == b"mine"
-
-
-def test_it_works_from_other_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = unpack().absolute()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["certify", str(folder), "--images", "10", "--device", "cpu"]) == 0
-
-
-def test_unpacking_again_leaves_results_alone() -> None:
-    folder = unpack()
-    (folder / "certify").mkdir()
-    (folder / "model.safetensors").write_bytes(b"damaged")
-    unpack()
-    assert (folder / "certify").is_dir()
-    assert load_run(folder).config.eps == 0.1
-
-
-def test_it_is_small() -> None:
-    for file in files("citrus.demo").iterdir():
-        if file.is_file():
-            assert len(file.read_bytes()) < 2**20
+def test_what_is_no_network_is_told_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "cifar10-2-25"]) == 1
+    assert "did you mean 'cifar10-2-255'?" in capsys.readouterr().err
+    assert main(["attack"]) == 1
+    assert "cifar10-8-255" in capsys.readouterr().err

@@ -28,10 +28,10 @@ def evaluation_table(result: Evaluation, certified: Certification | None = None)
     return table(["measure", "percent", "on"], rows, title)
 
 
-def save_picture(out: Path, eps: float) -> Path | None:
-    """The strongest perturbation found, as a PNG beside its file; None when matplotlib is not installed."""
+def save_picture(uap: Path) -> Path | None:
+    """The strongest perturbation in a file as a PNG beside it; None when matplotlib is not installed."""
     try:
         from citrus.report.picture import draw_perturbation
     except ImportError:
         return None
-    return draw_perturbation(out / "uap" / f"{format_eps(eps).replace('/', '-')}.safetensors")
+    return draw_perturbation(uap)

@@ -23,6 +23,7 @@ from citrus.networks import graph
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
 from citrus.training.config import field_names
+from citrus.training.perturbations import uap_file
 from citrus.training.run import pick_device
 
 
@@ -120,14 +121,12 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
             bar.close()
         print(text, file=sys.stderr, flush=True)
 
-    def on_attack(*_: Any) -> None:
-        save_picture(out, config.eps)
-
-    events = Events(on_step=on_step, on_epoch=on_epoch, on_stage=on_stage, on_attack=on_attack)
+    events = Events(on_step=on_step, on_epoch=on_epoch, on_stage=on_stage)
     try:
-        result = train(*(config, out), splits=splits, device=flags.device, resume=flags.resume, events=events)
+        result = train(config, out, splits=splits, device=flags.device, resume=flags.resume, events=events)
         if log:
             log.complete()
+        save_picture(uap_file(out, config.eps))
         return result
     finally:
         for opened in (bar, log):

@@ -15,6 +15,7 @@ from citrus.errors import CitrusError, suggest
 INFO: dict[str, DatasetInfo] = {
     info.name: info
     for info in (
+        DatasetInfo("demo", (1, 28, 28), 10, (0.1307,), (0.3081,)),
         DatasetInfo("digits", (1, 28, 28), 10, (0.1307,), (0.3081,)),
         DatasetInfo("mnist", (1, 28, 28), 10, (0.1307,), (0.3081,)),
         DatasetInfo("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,)),
@@ -23,6 +24,7 @@ INFO: dict[str, DatasetInfo] = {
     )
 }
 READERS: dict[str, Callable[[str, Path], tuple[Dataset, Dataset]]] = {
+    "demo": lambda name, path: arrays.read(path),  # 200 test digits of MNIST that travel with the package
     "digits": digits.read,
     "mnist": idx.read,
     "fashion-mnist": idx.read,

@@ -13,8 +13,10 @@ from citrus.networks.precision import true_float32
 from citrus.networks.trace import BatchNorm, Normalize, Statistics, Sum, Trace, TracedLayer, batch_norm_affine, trace
 
 
-def graph(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
-    """The plain operations of a supported module in eval mode, for inputs of shape (C, H, W)."""
+def graph(module: nn.Module | Graph, input_shape: tuple[int, ...]) -> Graph:
+    """The plain operations of a supported module in eval mode, for inputs (C, H, W); a graph is returned as it is."""
+    if isinstance(module, Graph):
+        return module
     if any(m.training for m in module.modules()):
         raise CitrusError("The network is in training mode: call .eval() first, or fold it with batch statistics.")
     plain = fold(trace(module, input_shape))

@@ -239,6 +239,10 @@ class Graph:
         nodes = (replace(node, inputs=tuple(i - value for i in node.inputs)) for node in self.nodes[value:])
         return Graph(tuple(nodes), self.shape_of(value))
 
+    def to(self, device: torch.device | str) -> "Graph":
+        """The same graph with its weights on a device."""
+        return self.map(lambda weight: weight.to(device))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Graph":
         """The same graph with every weight changed, e.g. `graph.map(Tensor.detach)` or `graph.map(Tensor.double)`."""
 

@@ -10,6 +10,7 @@ from citrus.training.evaluation import evaluate as evaluate
 from citrus.training.loop import Progress as Progress
 from citrus.training.loop import Stopped as Stopped
 from citrus.training.loop import Trainer as Trainer
+from citrus.training.perturbations import evaluate_into as evaluate_into
 from citrus.training.run import Events as Events
 from citrus.training.run import Run as Run
 from citrus.training.run import load_run as load_run

@@ -38,14 +38,14 @@ class Evaluation:
 
 
 @torch.no_grad()
-def clean_accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
+def clean_accuracy(network: nn.Module | Graph, images: Tensor, labels: Tensor) -> float:
     """Percent of images classified right."""
     with true_float32():
         return percent(torch.cat([network(x).argmax(1) == y for x, y in _chunks(images, labels)]))
 
 
 @torch.no_grad()
-def ibp_certified(network: nn.Module, images: Tensor, labels: Tensor, eps: float, clip: bool = False) -> Tensor:
+def ibp_certified(network: nn.Module | Graph, images: Tensor, labels: Tensor, eps: float, clip: bool = False) -> Tensor:
     """Of which images every margin is proved positive on the whole eps-box (intersected with [0, 1] if `clip`)."""
     plain = graph(network, tuple(images.shape[1:]))
     proved = []
@@ -61,7 +61,7 @@ def ibp_certified(network: nn.Module, images: Tensor, labels: Tensor, eps: float
 
 
 def evaluate(
-    network: nn.Module,
+    network: nn.Module | Graph,
     images: Tensor,
     labels: Tensor,
     eps: float | str,
@@ -77,7 +77,7 @@ def evaluate(
     """
     eps = parse_eps(eps)
     plain = graph(network, tuple(images.shape[1:])).map(Tensor.detach)
-    check_images(images, labels, plain.classes)
+    check_images(images, labels, plain.classes, plain.input_shape)
     count = len(images) if attacked is None else min(attacked, len(images))
     if count < 1:
         raise CitrusError(f"The attacks need at least one image, got {count}.")

@@ -17,6 +17,7 @@ import torch
 
 from citrus.errors import CitrusError
 from citrus.files import write_json, write_text
+from citrus.networks.saved import MODEL
 from citrus.training.config import TrainConfig, read_config, to_dict
 from citrus.version import __version__
 
@@ -33,7 +34,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        return self.path / "model.safetensors"
+        return self.path / MODEL
 
     def open(self, config: TrainConfig, resume: bool) -> None:
         """Start a new run, or check that the folder holds this very configuration to be resumed."""

@@ -10,31 +10,51 @@ import torch
 from torch import Tensor, nn
 
 from citrus.attacks import UniversalResult
+from citrus.data import Dataset, as_float
 from citrus.files import save_tensors
+from citrus.inputs import eps_in_name, parse_eps
+from citrus.networks import Graph
+from citrus.training.evaluation import Evaluation, evaluate
 
 MOST_IMAGES = 16  # kept of those that the perturbation flips, and as many of those that it does not
 
 
+def uap_file(out: str | Path, eps: float) -> Path:
+    """Where a folder keeps the perturbations of a radius."""
+    return Path(out) / "uap" / f"{eps_in_name(eps)}.safetensors"
+
+
+def evaluate_into(
+    out: str | Path,
+    network: nn.Module | Graph,
+    test: Dataset,
+    eps: float | str,
+    *,
+    group_size: int = 5,
+    attacked: int | None = None,
+    clip: bool = False,
+    seed: int = 0,
+) -> Evaluation:
+    """Evaluate a network on the images of a data set, and keep the perturbations that were found in a folder."""
+    eps, images = parse_eps(eps), as_float(test.images)
+    result, attack = evaluate(
+        network, images, test.labels, eps, group_size=group_size, attacked=attacked, clip=clip, seed=seed
+    )
+    header = {"eps": eps, "group_size": group_size, "classes": list(test.classes)}
+    save_tensors(uap_file(out, eps), _tensors(attack, images, test.labels, network), header)
+    return result
+
+
 @torch.no_grad()
-def save_universal(
-    path: Path,
-    eps: float,
-    group_size: int,
-    classes: tuple[str, ...],
-    attack: UniversalResult,
-    images: Tensor,
-    labels: Tensor,
-    network: nn.Module,
-) -> None:
-    """Write uap/EPS.safetensors; the first `len(attack.groups)` images are those that were attacked."""
+def _tensors(attack: UniversalResult, images: Tensor, labels: Tensor, network: nn.Module | Graph) -> dict[str, Tensor]:
+    """What the file holds; the first `len(attack.groups)` images are those that were attacked."""
     count = len(attack.groups)
     x, y = images[:count], labels[:count]
     clean = _predictions(network, x)
-    worst = attack.worst_group(clean == y)
-    inside = attack.groups == worst
+    inside = attack.groups == attack.worst_group(clean == y)
     flipped = inside & (clean == y) & attack.fooled
     shown = torch.cat([mask.nonzero().flatten()[:MOST_IMAGES] for mask in (flipped, inside & ~flipped)])
-    tensors = {
+    return {
         "delta": attack.delta,
         "groups": attack.groups,
         "labels": y,
@@ -44,9 +64,8 @@ def save_universal(
         "shown": shown,
         "images": x[shown],
     }
-    save_tensors(path, tensors, {"eps": eps, "group_size": group_size, "classes": list(classes)})
 
 
-def _predictions(network: nn.Module, images: Tensor) -> Tensor:
+def _predictions(network: nn.Module | Graph, images: Tensor) -> Tensor:
     """The class that each image is taken for."""
     return torch.cat([network(x).argmax(1) for x in images.split(500)])

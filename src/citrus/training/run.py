@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from citrus.attacks import UniversalResult
-from citrus.data import Splits, as_float, load
+from citrus.data import Splits, load
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
-from citrus.inputs import format_eps
-from citrus.training.config import TrainConfig, read_config
-from citrus.training.evaluation import Evaluation, evaluate
+from citrus.networks.saved import load_network, save_network
+from citrus.training.config import TrainConfig, read_config, to_dict
+from citrus.training.evaluation import Evaluation
 from citrus.training.folder import RunFolder
 from citrus.training.loop import Progress, Stopped, Trainer
-from citrus.training.perturbations import save_universal
-from citrus.training.weights import load_network, save_network
+from citrus.training.perturbations import evaluate_into
+from citrus.training.weights import description
 
 CHECKPOINT_SECONDS = 120.0
 
@@ -48,7 +47,6 @@ class Events:
     on_step: Callable[[Progress], None] = lambda progress: None
     on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
     on_stage: Callable[[str], None] = lambda text: None
-    on_attack: Callable[[UniversalResult, Tensor, Tensor, nn.Module], None] = lambda *_: None
 
 
 def train(
@@ -79,7 +77,7 @@ def train(
     _train(trainer, folder, events, stop_after)
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
-    save_network(folder.model, network, config, splits)
+    save_network(folder.model, network, description(config, splits.info), {"config": to_dict(config)})
     return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
 
 
@@ -107,22 +105,17 @@ def _train(trainer: Trainer, folder: RunFolder, events: Events, stop_after: int 
 
 def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder, events: Events) -> Run:
     events.on_stage("evaluating on the test set")
-    test = splits.test.to(device)
-    images, config = as_float(test.images), run.config
-    result, attack = evaluate(
+    config = run.config
+    result = evaluate_into(
+        folder.path,
         run.network,
-        images,
-        test.labels,
+        splits.test.to(device),
         config.eps,
         group_size=config.group_size,
         attacked=config.test_images or None,
         clip=config.clip,
         seed=config.seed,
     )
-    name = format_eps(config.eps).replace("/", "-")
-    path, found = folder.path / "uap" / f"{name}.safetensors", (attack, images, test.labels, run.network)
-    save_universal(path, config.eps, config.group_size, splits.test.classes, *found)
-    events.on_attack(*found)
     seconds = sum(row["seconds"] for row in folder.metrics())
     folder.write_json("summary.json", {**asdict(result), "training_seconds": round(seconds, 1), "seed": config.seed})
     folder.log(
@@ -134,11 +127,9 @@ def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder,
 
 def load_run(path: str | Path) -> Run:
     """A finished run: its configuration and its network in eval mode."""
-    folder = RunFolder(Path(path))
-    config = read_config(folder.path)
-    if not folder.model.exists():
-        raise CitrusError(f"{folder.path} has no finished network yet: `citrus train --resume --out {folder.path}`.")
-    return Run(folder.path, config, load_network(folder.model))
+    config, network = read_config(Path(path)), load_network(path)
+    assert isinstance(network, nn.Module)
+    return Run(Path(path), config, network)
 
 
 def pick_device(name: str) -> torch.device:

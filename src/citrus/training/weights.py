@@ -1,4 +1,4 @@
-"""A network as a file: its weights, and in the header all that is needed to build it again without the data."""
+"""The network that a configuration trains: its architecture and normalisation, and the weights it begins with."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from citrus.data import DatasetInfo, Splits
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, save_tensors
 from citrus.networks import build
-from citrus.training.config import TrainConfig, to_dict
-from citrus.training.folder import RunFolder
+from citrus.networks.saved import read_weights, weights_file
+from citrus.training.config import TrainConfig
 from citrus.training.randomness import stream
 from citrus.training.shi import initialize
 
@@ -40,36 +39,9 @@ def make_network(config: TrainConfig, splits: Splits) -> nn.Module:
     return network.train()
 
 
-def save_network(path: Path, network: nn.Module, config: TrainConfig, splits: Splits) -> None:
-    """Write a network that `load_network` can read."""
-    made = description(config, splits.info)
-    save_tensors(path, dict(network.state_dict()), {"network": made, "config": to_dict(config)})
-
-
-def load_network(path: Path) -> nn.Module:
-    """The network that `save_network` wrote, in eval mode."""
-    tensors, made = _read(path)
-    shape, mean, std = (tuple(made[key]) for key in ("shape", "mean", "std"))
-    network = build(made["name"], shape, made["classes"], mean, std)
-    network.load_state_dict(tensors)
-    return network.eval()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and description."""
-    tensors, header = load_tensors(path)
-    made = header.get("network")
-    if not isinstance(made, dict):
-        raise CitrusError(f"{path} holds no network of Citrus.")
-    return tensors, made
-
-
 def _start(path: Path, made: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of a finished run, by its folder or its file; it must have trained the very same function."""
-    path = RunFolder(path).model if path.is_dir() else path
-    if not path.exists():
-        raise CitrusError(f"start: there is no {path}: train that network first, or name another one with --start.")
-    tensors, theirs = _read(path)
+    """The weights of a finished network; it must be the very same function that this run trains."""
+    tensors, theirs = read_weights(weights_file(path))
     other = [name for name, value in made.items() if theirs.get(name) != value]
     if other:
         raise CitrusError(f"start: {path} holds another network than this run trains: {', '.join(other)} differ.")
