@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from citrus.certify.assume import Neurons, Violated, tighten
+from citrus.certify.joint import Instance, JointResult, JointSettings, refine_subsets
+from citrus.certify.rounds import STRONGEST, RoundSettings, refine_groups
 from support.helpers import CLASSES, case_named
 from support.joint_cases import DEEP, attack, member_margins, pairs_of, sampled, small, tiny
 from torch import Tensor
@@ -14,9 +17,6 @@ from citrus.bounds import Box, LinearSettings, crown, lower_planes, margin_rows
 from citrus.bounds.chunks import MemoryLimit
 from citrus.bounds.margins import wrong_labels
 from citrus.certify import ChoicePlanes, SubsetSearch, covers, dual_value
-from citrus.certify.assume import Neurons, Violated, tighten
-from citrus.certify.joint import Instance, JointResult, JointSettings, refine_subsets
-from citrus.certify.rounds import STRONGEST, RoundSettings, refine_groups
 from citrus.errors import CitrusError
 from citrus.networks import Graph
 

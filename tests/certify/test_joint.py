@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from citrus.certify.climb import hopeless_after
+from citrus.certify.joint import JointResult, JointSettings, Subset, refine_subsets
+from citrus.certify.milp import installed
 from support.helpers import CLASSES, Case, case_named
 from support.joint_cases import DEEP, EPS, attack, member_margins, mixed_subsets, sampled, small, triangle_program
 
 from citrus.bounds.interval import Box
 from citrus.bounds.margins import wrong_labels
 from citrus.certify import dual_value
-from citrus.certify.climb import hopeless_after
-from citrus.certify.joint import JointResult, JointSettings, Subset, refine_subsets
-from citrus.certify.milp import installed
 from citrus.errors import CitrusError
 
 STEPS = JointSettings(iterations=25, window=0)

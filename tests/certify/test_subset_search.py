@@ -7,6 +7,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from citrus.certify.duals import TIE, Oracle
+from citrus.certify.milp import solve_count, solve_set
 
 from citrus.certify import (
     Budget,
@@ -19,8 +21,6 @@ from citrus.certify import (
     dual_value,
     search_subsets,
 )
-from citrus.certify.duals import TIE, Oracle
-from citrus.certify.milp import solve_count, solve_set
 from citrus.errors import CitrusError
 
 

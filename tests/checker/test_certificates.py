@@ -12,11 +12,11 @@ from support.proved import CONV, MLP, RESIDUAL, certify, failures
 from torch import Tensor
 
 from citrus.bounds import wrong_labels
-from citrus.certify import covers
-from citrus.certify.certificate import Certificate, fingerprint, read_certificate, store, write_certificate
-from citrus.certify.checker import WrongNetworkError, check
-from citrus.certify.float64 import Network
-from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, flat_slopes
+from citrus.checker.arithmetic import Network
+from citrus.checker.certificate import Certificate, fingerprint, read_certificate, store, write_certificates
+from citrus.checker.check import WrongNetworkError, check
+from citrus.checker.cover import covers
+from citrus.checker.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, flat_slopes
 from citrus.errors import CitrusError
 from citrus.files import load_tensors
 from citrus.networks import Graph
@@ -30,7 +30,7 @@ def test_what_the_search_proves_is_confirmed(
 ) -> None:
     plain = folded(case)
     groups = [certify(plain, eps, intermediate, optimised, number=n) for n, optimised in enumerate((False, True))]
-    written = write_certificate(tmp_path, plain, eps, intermediate, groups)
+    written = write_certificates(tmp_path, plain, eps, intermediate, groups)
     assert [w.lost for w in written] == [(), ()]
     report = check(tmp_path, plain)
     assert not report.failures
@@ -46,7 +46,7 @@ def test_proofs_hold_on_the_boxes_they_were_made_with_and_not_on_wider_ones(tmp_
     assert groups["interval"].survivors < groups["early"].survivors < groups["crown"].survivors
     for k, made in enumerate(hows):
         for j, named in enumerate(hows):
-            (written,) = write_certificate(tmp_path / made / named, plain, 0.05, named, [groups[made]])
+            (written,) = write_certificates(tmp_path / made / named, plain, 0.05, named, [groups[made]])
             assert (written.lost == ()) == (j >= k)
 
 
@@ -60,7 +60,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
         assert torch.equal(back.group.images, pixels)
         assert load_tensors(tmp_path / "one")[0]["images"].dtype == kind
         assert (back.network, back.eps, back.intermediate, back.network_path) == ("ab", 0.1, "crown", "net.onnx")
-    (written,) = write_certificate(tmp_path, plain, 0.08, "crown", [group])
+    (written,) = write_certificates(tmp_path, plain, 0.08, "crown", [group])
     back = read_certificate(written.path).group
     assert [(p.choices, p.lambdas) for p in back.proofs] == [(p.choices, p.lambdas) for p in group.proofs]
     assert (back.survivors, back.parts, back.number) == (group.survivors, group.parts, group.number)
@@ -79,7 +79,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Path]:
     """A certificate whose count needs conflicts of several images, with optimised slopes."""
     plain = folded(RESIDUAL)
     folder = tmp_path_factory.mktemp("honest")
-    (written,) = write_certificate(folder, plain, 0.03, "crown", [certify(plain, 0.03, optimised=True)])
+    (written,) = write_certificates(folder, plain, 0.03, "crown", [certify(plain, 0.03, optimised=True)])
     group = read_certificate(written.path).group
     alone = [proof.choices for proof in group.proofs if len(proof.choices) == 1]
     assert not covers(alone, wrong_labels(group.labels, CLASSES).tolist(), group.survivors)
@@ -218,10 +218,10 @@ def test_damage_is_noticed_wherever_it_is(honest: tuple[Graph, Path], tmp_path: 
 def test_groups_are_added_up_only_when_they_belong_together(tmp_path: Path) -> None:
     plain = folded(RESIDUAL)
     for number, eps in enumerate((0.03, 0.02)):
-        write_certificate(tmp_path, plain, eps, "crown", [certify(plain, eps, number=number)])
+        write_certificates(tmp_path, plain, eps, "crown", [certify(plain, eps, number=number)])
     assert "about eps 0.02" in failures(tmp_path, plain)
     again = replace(certify(plain, 0.03), number=1)
-    write_certificate(tmp_path, plain, 0.03, "crown", [again])
+    write_certificates(tmp_path, plain, 0.03, "crown", [again])
     assert "counted before" in failures(tmp_path, plain)
 
 
@@ -229,7 +229,7 @@ def test_the_writer_claims_only_what_holds(tmp_path: Path) -> None:
     """Proofs made for a smaller radius: some hold no more, and the count is lowered to what the others imply."""
     plain = folded(RESIDUAL)
     group = certify(plain, 0.02)
-    (written,) = write_certificate(tmp_path, plain, 0.03, "crown", [group])
+    (written,) = write_certificates(tmp_path, plain, 0.03, "crown", [group])
     assert written.lost
     assert written.survivors < group.survivors
     report = check(tmp_path, plain)
@@ -256,7 +256,7 @@ def test_slopes_stay_floats_where_bytes_would_lose_the_proof(tmp_path: Path) -> 
             middle = (low + high) / 2
             low, high = (middle, high) if holds(middle) else (low, middle)
         group = GroupCertificate(0, torch.tensor([0]), x, y, (proof,), 0)
-        (written,) = write_certificate(tmp_path, plain, low, "crown", [group])
+        (written,) = write_certificates(tmp_path, plain, low, "crown", [group])
         assert not written.lost
         assert not failures(written.path, plain)
         kept.append("slopes32" in load_tensors(written.path)[0])

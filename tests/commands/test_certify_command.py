@@ -6,21 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import citrus.certify.folder as folder_module
 import numpy as np
 import pytest
 import torch
+from citrus.certify.certificate import Written, write_certificate
+from citrus.certify.checker import check
+from citrus.certify.evidence import evidence
 from support.helpers import Case, folded, images
 from support.proved import CONV, MLP, RESIDUAL
 from support.synthetic import SHAPE, blobs, config
 
-import citrus.certify.folder as folder_module
 import citrus.commands.certify as command
 from citrus.attacks import Ascent
 from citrus.certify import cascade
 from citrus.certify.cascade import BlockProof, CertifySettings, certify
-from citrus.certify.certificate import Written, write_certificate
-from citrus.certify.checker import check
-from citrus.certify.evidence import evidence
 from citrus.certify.verifiers import VERIFIERS
 from citrus.cli import main
 from citrus.networks import graph

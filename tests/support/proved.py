@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, interval, margin_rows, wrong_labels
-from citrus.certify import ChoicePlanes, search_subsets
-from citrus.certify.checker import check
-from citrus.certify.proofs import GroupCertificate, Intermediate, PlaneSource, Proof
+from citrus.certify.search.planes import ChoicePlanes
+from citrus.certify.search.search import SubsetSearch
+from citrus.checker.check import check
+from citrus.checker.proofs import GroupCertificate, Intermediate, PlaneSource, Proof
 from citrus.networks import Graph
 from support.helpers import CLASSES, Case, case_named, images
 
@@ -40,7 +41,7 @@ def certify(
         slopes = bounds.slopes
     assert bounds.lower_planes is not None
     planes = ChoicePlanes.of(bounds.lower_planes.a.flatten(2), bounds.lower_planes.b, wrong, eps, ~by_interval)
-    result = search_subsets(planes)
+    result = SubsetSearch(planes).run()
     where = {(i, int(wrong[i, k])): (i, k) for i in range(count) for k in range(CLASSES - 1)}
     sources = {
         (i, j): PlaneSource(i, j, tuple(s[where[i, j]] for s in slopes) if slopes else None) for i, j in planes.choices

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from citrus.bounds import AlphaSettings, LinearSettings
 from citrus.bounds.linear import InnerBoxes
-from citrus.certify.joint import JointSettings
-from citrus.certify.rounds import STRONGEST, RoundSettings
+from citrus.certify.refine.ascent import JointSettings
+from citrus.certify.refine.rounds import STRONGEST, RoundSettings
 from citrus.errors import CitrusError, suggest
 from citrus.networks import Graph
 

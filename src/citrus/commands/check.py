@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from citrus.certify.certificate import Certificate, read_certificate
-from citrus.certify.checker import CheckReport, certificate_files, check
+from citrus.checker.certificate import Certificate, read_certificate
+from citrus.checker.check import CheckReport, certificate_files, check
 from citrus.commands.flags import parse_flags, take_word
 from citrus.console import Bar
 from citrus.errors import CitrusError

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from citrus.certify.planes import ChoicePlanes, Conflict, dual_value
+from citrus.certify.search.planes import ChoicePlanes, Conflict, dual_value
 
 TIE = 1e-9  # a plane this close to zero, relative to |b| + eps |a|_1, counts as violated: ties go to the adversary
 STEPS = 40  # Newton steps before a set is left open; a close call takes about 12
@@ -25,8 +25,8 @@ CHUNK = 1 << 21  # numbers in one gathered (set, plane, pixel) tensor: 16 MB sta
 
 
 @dataclass(frozen=True)
-class Ascent:
-    """What `ascend` found per set: verdict +1 proved, -1 violable, 0 open; weights lambda; delta in units of eps."""
+class DualAscent:
+    """What `ascend` found per set: verdict +1 proved, -1 violable, 0 neither; weights lambda; delta in units of eps."""
 
     verdict: Tensor  # (set,)
     weights: Tensor  # (set, plane)
@@ -49,7 +49,7 @@ class _Point(NamedTuple):
 
 def ascend(
     rows: Tensor, offsets: Tensor, weights: Tensor, steps: int = STEPS, low: float = 0.0, high: float = TIE / 2
-) -> Ascent:
+) -> DualAscent:
     """Raise g over the simplex for rows (set, plane, pixel) that carry eps already, from positive starting weights.
 
     A set is called proved when g > low, and violable when all its planes are <= high at delta.
@@ -59,7 +59,7 @@ def ascend(
     A set leaves as soon as either side decides it.
     """
     sets, pixels = len(rows), rows.shape[2]
-    out = Ascent(rows.new_zeros(sets, dtype=torch.int8), weights.clone(), rows.new_zeros(sets, pixels))
+    out = DualAscent(rows.new_zeros(sets, dtype=torch.int8), weights.clone(), rows.new_zeros(sets, pixels))
     mixed = (weights[:, None] @ rows)[:, 0]
     corner = -mixed.sign()
     proved = (weights * offsets).sum(1) - mixed.abs().sum(1) > low
@@ -120,7 +120,11 @@ def _newton(at: _Point) -> _Point:
 
 @dataclass(frozen=True)
 class Answer:
-    """One set of choices decided: `conflict` when proved, `delta` when violable, neither when open."""
+    """What the planes say about one set of choices: `conflict` when it is proved, `delta` when one violates it.
+
+    Neither where the ascent could not tell, as at a tie, where t(S) is 0 up to rounding. Ties go to the adversary:
+    whatever has no conflict counts as violable.
+    """
 
     conflict: Conflict | None = None
     delta: Tensor | None = None  # (pixel,)
@@ -175,10 +179,10 @@ class Oracle:
                 answers[k] = answer
         return answers
 
-    def _ascend(self, index: Tensor, weights: Tensor) -> Ascent:
+    def _ascend(self, index: Tensor, weights: Tensor) -> DualAscent:
         """Single precision first, which decides all but close calls, then double precision from where it ended."""
         found = ascend(self.light[index], self.offsets[index].float(), weights.float(), 12, 1e-5, -1e-5)
-        found = Ascent(found.verdict, found.weights.double(), found.delta.double())
+        found = DualAscent(found.verdict, found.weights.double(), found.delta.double())
         rest = (found.verdict == 0).nonzero()[:, 0]
         if len(rest):
             index, start = index[rest], found.weights[rest].clamp(min=1e-3)
@@ -210,7 +214,7 @@ class Oracle:
             weights = (weights / weights.sum(1, keepdim=True)).clamp(min=1e-3)
         return weights / weights.sum(1, keepdim=True)
 
-    def _answers(self, index: Tensor, found: Ascent) -> list[Answer]:
+    def _answers(self, index: Tensor, found: DualAscent) -> list[Answer]:
         """Believe a proof only after `dual_value` on the planes as they were given."""
         lambdas = found.weights / self.scale[index]
         lambdas = lambdas / lambdas.sum(1, keepdim=True)

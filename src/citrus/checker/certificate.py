@@ -1,7 +1,7 @@
 """Certificates: the proofs of a group as one file that a stranger can check with nothing but the network.
 
-    written = write_certificate("run/certificates", graph, eps, "crown", groups)
-    certificate = read_certificate("run/certificates/group-00012.safetensors")
+    written = write_certificates(folder, graph, eps, "crown", groups)
+    certificate = read_certificate(folder / "group-00012.safetensors")
 
 One safetensors file per group, written in one step, so that a run that is stopped loses at most the unfinished group.
 Its tensors, with p planes, k proofs and n images:
@@ -31,9 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from citrus.certify.cover import Choice
-from citrus.certify.float64 import Network
-from citrus.certify.proofs import (
+from citrus.checker.arithmetic import Network
+from citrus.checker.proofs import (
     Evaluator,
     GroupCertificate,
     Intermediate,
@@ -46,21 +45,6 @@ from citrus.certify.proofs import (
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.networks.operations import Graph
-
-__all__ = [
-    "Certificate",
-    "Choice",
-    "GroupCertificate",
-    "PlaneSource",
-    "Proof",
-    "Round",
-    "Written",
-    "certificate_path",
-    "fingerprint",
-    "read_certificate",
-    "store",
-    "write_certificate",
-]
 
 VERSION = 2
 ADAPTIVE = 0
@@ -112,15 +96,18 @@ def _plain_numbers(weights: Tensor) -> Any:
     return weights.double().contiguous().numpy().astype("<f8", copy=False)
 
 
-def write_certificate(
-    path: str | Path,
+def write_certificates(
+    folder: str | Path,
     graph: Graph,
     eps: float,
     intermediate: Intermediate,
     groups: Iterable[GroupCertificate],
     network_path: str | Path | None = None,
 ) -> list[Written]:
-    """Write a file per group into the folder `path`, each as soon as its group comes; files of other groups stay."""
+    """Write a file per group, each as soon as its group comes; files of other groups stay.
+
+    `network_path` tells `citrus check` where the network lies.
+    """
     network, name = Network(graph), fingerprint(graph)
     written = []
     for group in groups:
@@ -131,13 +118,14 @@ def write_certificate(
         while survivors > 0 and not confirmed(group, evaluator.classes, kept, survivors):
             survivors -= 1
         group = replace(group, proofs=tuple(kept), survivors=survivors)
-        file = certificate_path(Path(path), group.number)
+        file = certificate_path(Path(folder), group.number)
         store(file, Certificate(name, eps, intermediate, group, None if network_path is None else str(network_path)))
         written.append(Written(file, survivors, lost))
     return written
 
 
 def certificate_path(folder: Path, number: int) -> Path:
+    """The file of a group."""
     return folder / f"group-{number:05}.safetensors"
 
 
@@ -161,7 +149,7 @@ def _proof_as(proof: Proof, kind: torch.dtype, made: dict[PlaneSource, PlaneSour
     """The same proof with slopes as bytes or as floats; planes that are shared stay shared."""
 
     def rows(sources: tuple[PlaneSource, ...]) -> tuple[PlaneSource, ...]:
-        return tuple(made.get(source) or made.setdefault(source, _as(source, kind)) for source in sources)
+        return tuple(made.get(source) or made.setdefault(source, _with_slopes(source, kind)) for source in sources)
 
     rounds = []
     for part in proof.rounds:
@@ -170,7 +158,7 @@ def _proof_as(proof: Proof, kind: torch.dtype, made: dict[PlaneSource, PlaneSour
     return replace(proof, rows=rows(proof.rows), rounds=tuple(rounds))
 
 
-def _as(source: PlaneSource, kind: torch.dtype) -> PlaneSource:
+def _with_slopes(source: PlaneSource, kind: torch.dtype) -> PlaneSource:
     """The same plane with slopes in one piece as bytes or as floats."""
     if source.slopes is None:
         return source
@@ -240,21 +228,18 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 
 def read_certificate(path: str | Path) -> Certificate:
-    """What `write_certificate` wrote. Slopes are one tensor per plane; nothing is proved yet."""
+    """What `write_certificates` wrote. Slopes are one tensor per plane; nothing is proved yet."""
     path = Path(path)
     tensors, header = load_tensors(path)
     if header.get("kind") != "certificate":
         raise CitrusError(f"{path} is no certificate.")
     try:
         about = json.loads(bytes(tensors["about"].tolist()))
-        version = about["version"]
-        if version != VERSION:
-            raise CitrusError(f"{path} is a certificate of version {version}, but this Citrus reads version {VERSION}.")
+        if about["version"] != VERSION:
+            raise ValueError(f"version {about['version']!r}, but this Citrus reads version {VERSION}")
         return _parse(tensors, about)
-    except CitrusError:
-        raise
     except (KeyError, ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
-        raise CitrusError(f"{path} is no well-formed certificate ({type(error).__name__}: {error}).") from error
+        raise CitrusError(f"{path} is no certificate that can be used ({type(error).__name__}: {error}).") from error
 
 
 def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
@@ -284,6 +269,8 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
     number, survivors = int(about["number"]), int(about["survivors"])
     group = GroupCertificate(number, index, images, labels, proofs, survivors, parts)
     network, eps = about["network"], float(about["eps"])
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps must be a finite number >= 0, got {eps}")
     return Certificate(str(network["fingerprint"]), eps, about["intermediate"], group, network["path"])
 
 

@@ -9,7 +9,7 @@ in S <= 0. Linear programming duality turns the opposite into a proof anybody ca
 because g is a lower bound of sum_p lambda_p (a_p . delta + b_p), and that sum is <= 0 wherever all planes are.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,24 +64,12 @@ class ChoicePlanes:
             offsets=offsets[keep].flatten().detach().double(),
         )
 
-    def adding(self, choice: Choice, slopes: Tensor, offsets: Tensor) -> "ChoicePlanes":
-        """The same planes and further ones (plane, pixel) for one choice; the old planes keep their numbers."""
-        if choice not in self.choices:
-            raise CitrusError(f"choice {choice} is not open in this group, so no plane can be added for it.")
-        owner = torch.full((len(slopes),), self.choices.index(choice), device=self.owner.device)
-        return replace(
-            self,
-            owner=torch.cat([self.owner, owner]),
-            slopes=torch.cat([self.slopes, slopes.detach().to(self.slopes)]),
-            offsets=torch.cat([self.offsets, offsets.detach().to(self.offsets)]),
-        )
-
 
 @dataclass(frozen=True)
 class Conflict:
     """A proof that no delta violates all of `choices`: g(lambdas) on these planes is at least `value` > 0.
 
-    A cut proved elsewhere has neither planes nor lambdas, and its value is nan.
+    One that was proved elsewhere, a cut, has neither planes nor lambdas, and its value is nan.
     """
 
     choices: tuple[Choice, ...]

@@ -1,4 +1,4 @@
-"""What is known about the choices of a group: conflicts that were proved, perturbations that were met.
+"""What the search remembers about the choices of a group: conflicts that were proved, perturbations that were met.
 
 Both are kept as bit sets over the choices (Python integers). A conflict rules out every superset, a perturbation shows
 every subset of what it violates, so most questions are answered here before any dual is computed.
@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from citrus.certify import milp
-from citrus.certify.duals import TIE, Answer, Oracle
-from citrus.certify.planes import Choice, ChoicePlanes, Conflict, dual_value
+from citrus.certify.search.duals import Answer, Oracle
+from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
 from citrus.errors import CitrusError, SoundnessError
 
-MEMORY = 1 << 25  # numbers in the perturbations that are kept: 256 MB
+ROOM = 1 << 25  # numbers in the perturbations that are kept: 256 MB
 
 
 class Contradiction(SoundnessError):
@@ -29,30 +28,27 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-class Learned:
+class Memory:
     """Conflicts and perturbations of one group, and the questions to the oracle that add to them."""
 
-    def __init__(self, planes: ChoicePlanes, fallback: bool | None = None) -> None:
+    def __init__(self, planes: ChoicePlanes) -> None:
         count = len(planes.choices)
         self.planes, self.oracle = planes, Oracle(planes)
-        self.fallback = milp.installed() if fallback is None else fallback
         self.position = {choice: c for c, choice in enumerate(planes.choices)}
-        self.image = [image for image, _ in planes.choices]
         self.members = [0] * planes.images  # choices of each image
-        for c, image in enumerate(self.image):
+        for c, (image, _) in enumerate(planes.choices):
             self.members[image] |= 1 << c
         self.alive = (1 << count) - 1  # choices that are not proved alone
-        self.clash = [self.members[image] & ~(1 << c) for c, image in enumerate(self.image)]  # conflicts in pairs
+        self.clash = [self.members[image] & ~(1 << c) for c, (image, _) in enumerate(planes.choices)]  # in pairs
         self.touching: list[list[int]] = [[] for _ in range(count)]  # conflicts of three or more choices
-        self.conflicts: dict[int, Conflict] = {}
-        self.log: list[int] = []  # conflicts in the order they were learned
+        self.conflicts: list[Conflict] = []
+        self.log: list[int] = []  # the same as bit sets
         self.deltas: list[Tensor] = []
         self.masks: list[int] = []  # choices that each kept delta violates
         self.spans: list[int] = []  # images of these choices
         self.attacked: dict[int, int] = {}  # of kept delta k: choices it violates on the network itself
         self.hits = [0] * count  # kept deltas that violate the choice
-        self.fresh = set(range(count))  # choices whose singles and pairs are still to be decided
-        self.sets = self.programs = 0
+        self.sets = 0  # that the oracle was asked about
 
     def names(self, mask: int) -> tuple[Choice, ...]:
         """The choices in a bit set."""
@@ -70,26 +66,13 @@ class Learned:
         if all(choice in self.position for choice in cut):  # a label that is not open cannot be violated anyway
             self.learn(Conflict(cut))
 
-    def add_planes(self, choice: Choice, slopes: Tensor, offsets: Tensor) -> None:
-        """Use further planes (plane, pixel) of one choice; what was proved before stays proved."""
-        self.planes = self.planes.adding(choice, slopes, offsets)
-        self.oracle = Oracle(self.planes)
-        c = self.position[choice]
-        self.fresh.add(c)
-        self.hits[c] = 0
-        masks = self.oracle.violated(torch.stack(self.deltas)) if self.deltas else []
-        for k, mask in enumerate(masks):
-            self.masks[k] &= mask | self.attacked.get(k, 0) | ~(1 << c)
-            self.spans[k] = self.span(self.masks[k])
-            self.hits[c] |= (self.masks[k] >> c & 1) << k
-
     def add_witness(self, delta: Tensor, choices: Iterable[Choice] = ()) -> None:
         """Start from a delta, for instance of an attack, and the choices it violates on the network itself."""
         pixels, eps = self.planes.slopes.shape[1], self.planes.eps
         if delta.numel() != pixels or not bool((delta.abs() <= eps * (1 + 1e-6)).all()):
             raise CitrusError(f"a witness must have {pixels} pixels within eps = {eps}, got {tuple(delta.shape)}.")
         known = sum(1 << self.position[c] for c in {(int(i), int(j)) for i, j in choices} if c in self.position)
-        for mask in self.conflicts:
+        for mask in self.log:
             if mask & ~known == 0:
                 raise Contradiction(f"a delta violates {self.names(known)}, but {self.names(mask)} is proved safe.")
         self.keep([delta.flatten().to(self.planes.slopes).clamp(-eps, eps)], known)
@@ -104,7 +87,7 @@ class Learned:
         for k, attacked in self.attacked.items():
             if mask & ~attacked == 0:
                 raise Contradiction(f"kept delta {k} violates {self.names(mask)}, which is now proved safe.")
-        self.conflicts[mask] = conflict
+        self.conflicts.append(conflict)
         self.log.append(mask)
         if len(chosen) == 1:
             self.alive &= ~mask
@@ -121,7 +104,7 @@ class Learned:
             return
         for delta, plane_mask in zip(deltas, self.oracle.violated(torch.stack(list(deltas))), strict=True):
             mask = plane_mask | attacked
-            full = len(self.deltas) * delta.numel() > MEMORY
+            full = len(self.deltas) * delta.numel() > ROOM
             if not attacked and (full or any(mask & ~old == 0 for old in self.masks)):
                 continue
             k = len(self.deltas)
@@ -134,36 +117,20 @@ class Learned:
                 self.hits[c] |= 1 << k
 
     def decide(self, sets: Sequence[tuple[int, ...]], starts: Sequence[dict[int, float]] = ()) -> list[Answer]:
-        """Ask the oracle about each set, and a linear program about the rest; learn from every answer."""
+        """Ask the oracle about each set, and learn from every answer."""
         answers = self.oracle.settle(sets, starts)
         self.sets += len(sets)
-        for k, answer in enumerate(answers):
-            if self.fallback and answer.conflict is None and answer.delta is None:
-                answers[k] = answer = self._program(sets[k])
+        for answer in answers:
             if answer.conflict is not None:
                 self.learn(answer.conflict)
         self.keep([answer.delta for answer in answers if answer.delta is not None])
         return answers
 
-    def _program(self, chosen: tuple[int, ...]) -> Answer:
-        self.programs += 1
-        optimum = milp.solve_set(self.oracle, chosen)
-        if optimum.value <= TIE:
-            return Answer(delta=optimum.delta)
-        lambdas = self.planes.slopes.new_tensor(optimum.lambdas)
-        planes = list(optimum.planes)
-        value, rounding = dual_value(self.planes.slopes[planes], self.planes.offsets[planes], self.planes.eps, lambdas)
-        if not float(value) > float(rounding):
-            return Answer()
-        choices = tuple(self.planes.choices[c] for c in chosen)
-        return Answer(Conflict(choices, optimum.planes, optimum.lambdas, float(value - rounding)))
-
     def undecided_pairs(self) -> Iterator[tuple[int, int]]:
-        """Pairs with a fresh choice that neither a conflict nor a kept perturbation decides."""
-        fresh = sum(1 << c for c in self.fresh)
-        for c in bits(self.alive & fresh):
-            for other in bits(self.alive & ~self.clash[c] & ~(1 << c)):
-                if (other > c or not fresh >> other & 1) and not self.hits[c] & self.hits[other]:
+        """Pairs that neither a conflict nor a kept perturbation decides."""
+        for c in bits(self.alive):
+            for other in bits(self.alive & ~self.clash[c] & ~((2 << c) - 1)):
+                if not self.hits[c] & self.hits[other]:
                     yield c, other
 
     def attainable(self, mask: int, order: Sequence[int]) -> int:
@@ -178,7 +145,7 @@ class Learned:
         return taken
 
     def arranged(self) -> list[int]:
-        """Images that conflict much with each other last, so that the first dolls are small and their counts low."""
+        """Images that conflict much with each other last: the search begins there, and its first counts are low."""
         choices = [mask & self.alive for mask in self.members]
         left = [image for image, mask in enumerate(choices) if mask]
         share = {

@@ -1,49 +1,25 @@
-"""The same questions put to HiGHS (extra `solve`): a cross-check for tests, and a second opinion on a set left open.
+"""The questions of the search put to HiGHS: a cross-check.
 
 Planes are scaled to |b| + eps |a|_1 = 1 and delta to units of eps first, so that the solver's absolute tolerances mean
-the same for every plane. Nothing here is a proof: answers hold up to about 1e-6, and callers verify lambda and delta.
+the same for every plane. Answers hold up to about 1e-6.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
 from numpy.typing import NDArray
 
-from citrus.certify.duals import Oracle
-from citrus.certify.planes import Choice, ChoicePlanes
-from citrus.errors import CitrusError
+from citrus.certify.search.duals import Oracle
+from citrus.certify.search.planes import Choice, ChoicePlanes
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class SetOptimum:
-    """min over delta of the highest scaled plane of a set, with the delta (pixel,) and lambda (plane,) reaching it."""
-
-    value: float
-    delta: torch.Tensor
-    planes: tuple[int, ...]
-    lambdas: tuple[float, ...]
-
-
-def installed() -> bool:
-    """Whether highspy can be imported."""
-    try:
-        import highspy  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _solve(cost: Array, box: tuple[Array, Array], rows: tuple[Array, Array], whole: int, limit: float) -> Any:
-    """min cost . x, lower <= x <= upper, A x <= right, the last `whole` variables integer."""
-    try:
-        import highspy
-    except ImportError as error:
-        raise CitrusError("this needs the HiGHS solver: pip install 'citrus-uap[solve]'.") from error
+def solve(cost: Array, box: tuple[Array, Array], rows: tuple[Array, Array], whole: int = 0) -> Any:
+    """min cost . x, lower <= x <= upper, A x <= right, the last `whole` variables integer; skips without highspy."""
+    highspy = pytest.importorskip("highspy")
     matrix, right = rows
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(cost), len(right)
@@ -59,46 +35,35 @@ def _solve(cost: Array, box: tuple[Array, Array], rows: tuple[Array, Array], who
         lp.integrality_ = kinds
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("time_limit", limit)
     solver.setOptionValue("primal_feasibility_tolerance", 1e-9)
     solver.setOptionValue("mip_feasibility_tolerance", 1e-9)
     solver.passModel(lp)
     solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        raise CitrusError(f"HiGHS stopped without an optimum: {solver.modelStatusToString(solver.getModelStatus())}.")
+    assert solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
     return solver
 
 
-def solve_set(oracle: Oracle, chosen: Sequence[int], seconds: float = 60.0) -> SetOptimum:
-    """Linear program of one set of choices, by their positions: min t with a_p . delta + b_p <= t, |delta| <= eps."""
+def solve_set(oracle: Oracle, chosen: Sequence[int]) -> float:
+    """min over delta of the highest scaled plane of one set of choices, given by their positions."""
     rows = [row for choice in chosen for row in oracle.members[choice]]
     slopes, offsets = oracle.rows[rows].cpu().numpy(), oracle.offsets[rows].cpu().numpy()
     pixels = slopes.shape[1]
     matrix = np.hstack([slopes, -np.ones((len(rows), 1))])
     side = np.append(np.ones(pixels), 2.0)
-    solver = _solve(np.append(np.zeros(pixels), 1.0), (-side, side), (matrix, -offsets), 0, seconds)
-    solution = solver.getSolution()
-    delta = np.clip(np.array(solution.col_value[:pixels]), -1, 1)
-    weights = np.maximum(-np.array(solution.row_dual), 0) / oracle.scale[rows].cpu().numpy()
-    return SetOptimum(
-        value=float((slopes @ delta + offsets).max(initial=-np.inf)),
-        delta=torch.tensor(delta * oracle.planes.eps, dtype=torch.float64, device=oracle.rows.device),
-        planes=tuple(oracle.number[rows].tolist()),
-        lambdas=tuple(weights.tolist()),
-    )
+    solver = solve(np.append(np.zeros(pixels), 1.0), (-side, side), (matrix, -offsets))
+    delta = np.clip(np.array(solver.getSolution().col_value[:pixels]), -1, 1)
+    return float((slopes @ delta + offsets).max(initial=-np.inf))
 
 
-def solve_count(
-    planes: ChoicePlanes, cuts: Sequence[Sequence[Choice]] = (), seconds: float = 120.0
-) -> tuple[int, tuple[Choice, ...]]:
-    """The most images one delta can violate, by a mixed integer program, and the choices of an optimal solution.
+def solve_count(planes: ChoicePlanes, cuts: Sequence[Sequence[Choice]] = ()) -> int:
+    """The most images one delta can violate, by a mixed integer program.
 
     z_c = 1 asks for a_p . delta + b_p <= 0 on every plane p of choice c, else the row is slack by its own maximum over
     the box (the tightest big-M); one label per image; a cut asks for sum z <= its size - 1.
     """
     oracle, count = Oracle(planes), len(planes.choices)
     if not count:
-        return 0, ()
+        return 0
     slopes, offsets = oracle.rows.cpu().numpy(), oracle.offsets.cpu().numpy()
     pixels, big = slopes.shape[1], offsets + np.abs(slopes).sum(1)
     switch = np.zeros((len(slopes), count))
@@ -113,6 +78,5 @@ def solve_count(
     right = np.concatenate([big - offsets, np.ones(len(groups)), [len(cut) - 1 for cut in known]])
     cost = np.append(np.zeros(pixels), -np.ones(count))
     box = (np.append(-np.ones(pixels), np.zeros(count)), np.ones(pixels + count))
-    solver = _solve(cost, box, (matrix, right), count, seconds)
-    taken = np.array(solver.getSolution().col_value[pixels:]) > 0.5
-    return int(taken.sum()), tuple(choice for choice, use in zip(planes.choices, taken, strict=True) if use)
+    solver = solve(cost, box, (matrix, right), count)
+    return int((np.array(solver.getSolution().col_value[pixels:]) > 0.5).sum())

@@ -7,7 +7,7 @@ all of them. It is redone from what it names: planes margin_p(delta) >= a_p . de
     sum_p lambda_p (b_p - e_p) - eps || sum_p lambda_p a_p ||_1 > the rounding of this sum.
 
 A proof by contradiction has rounds before that, in which boxes are tightened where all choices of the set are violated
-(contradiction.py); its planes are then made on those boxes and serve in this proof alone.
+(tightening.py); its planes are then made on those boxes and serve in this proof alone.
 
 A proof without planes is about one choice and rests on intervals: the lower bound of its margin on the boxes of the
 last layer must be positive. Nothing here trusts whoever made the proof; a proof that is not sound has a negative value.
@@ -22,10 +22,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from citrus.certify.contradiction import Neurons, tightened
-from citrus.certify.cover import Choice, covers
-from citrus.certify.enclosure import Enclosure, Ends
-from citrus.certify.float64 import TINY, Network, Rows, gamma
+from citrus.checker.arithmetic import TINY, LinearForms, Network, gamma
+from citrus.checker.cover import Choice, covers
+from citrus.checker.enclosure import Enclosure, Ends
+from citrus.checker.tightening import UndecidedNeurons, tightened
 from citrus.errors import CitrusError
 
 Intermediate = Literal["interval", "early", "crown"]
@@ -51,9 +51,9 @@ class Round:
     rows: tuple[PlaneSource, ...]
     """Made on the boxes as they were before the round."""
     neurons: tuple[Tensor, ...]
-    """For the image of each row, the neurons whose bounds follow: (neuron,)"""
+    """For the image of each row, the neurons whose bounds follow: (neuron,)."""
     multipliers: tuple[Tensor, ...]
-    """For the image of each row, mu of the lower, then of the upper bounds: (2 neuron, row)"""
+    """For the image of each row, mu of the lower, then of the upper bounds: (2 neuron, row)."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class GroupCertificate:
     number: int
     """Of the group: its file is called by it."""
     index: Tensor
-    """(image,) positions in the data set"""
+    """Positions of the images in the data set: (image,)."""
     images: Tensor
-    """(image, C, H, W) float32 in pixel units"""
+    """float32 in pixel units: (image, C, H, W)."""
     labels: Tensor
-    """(image,)"""
+    """True labels: (image,)."""
     proofs: tuple[Proof, ...]
     survivors: int
     parts: tuple[tuple[int, ...], ...] | None = None
@@ -106,14 +106,6 @@ class Value:
 INVALID = Value(float("nan"), float("nan"))
 
 
-@dataclass(frozen=True)
-class _Plane:
-    slope: Tensor  # (pixel,)
-    norm: float
-    offset: float
-    error: float
-
-
 class Evaluator:
     """Evaluates the proofs of one group. Boxes are made for one image at a time; planes are kept for further calls."""
 
@@ -133,29 +125,26 @@ class Evaluator:
         if len(self.labels) != len(images) or any(not 0 <= y < self.classes for y in self.labels):
             raise CitrusError(f"Each image needs a label in 0..{self.classes - 1}, got {self.labels}.")
         self.margins: dict[Choice, float] = {}  # lower bounds by intervals
-        self.planes: dict[PlaneSource, _Plane | None] = {}
-        self.kept: dict[int, tuple[Enclosure, Neurons]] = {}  # by image, for proofs by contradiction
+        self.planes: dict[PlaneSource, LinearForms | None] = {}  # one row each; None where slopes are of no use
+        self.kept: dict[int, tuple[Enclosure, UndecidedNeurons]] = {}  # by image, for proofs by contradiction
 
     def values(self, proofs: Sequence[Proof]) -> list[Value]:
         """The value of each proof, in their order."""
-        sound = [self._well_formed(proof) for proof in proofs]
-        rows: dict[int, list[PlaneSource]] = defaultdict(list)
-        claims: dict[int, list[int]] = defaultdict(list)
-        assuming = [proof for proof, fine in zip(proofs, sound, strict=True) if fine and proof.rounds]
-        for proof in (proof for proof, fine in zip(proofs, sound, strict=True) if fine and not proof.rounds):
+        sound = [proof for proof in proofs if self._well_formed(proof)]
+        assuming = [proof for proof in sound if proof.rounds]
+        found = dict(zip(assuming, self._by_contradiction(assuming), strict=True))
+        rows: dict[int, dict[PlaneSource, None]] = defaultdict(dict)  # by image, each once
+        claims: dict[int, list[int]] = defaultdict(list)  # wrong labels by image
+        for proof in (proof for proof in sound if not proof.rounds):
             if not proof.rows and proof.choices[0] not in self.margins:
                 claims[proof.choices[0][0]].append(proof.choices[0][1])
             for row in proof.rows:
                 if row not in self.planes:
-                    self.planes[row] = None
-                    rows[row.image].append(row)
-        later = iter(self._by_contradiction(assuming))
+                    rows[row.image][row] = None
         for image in sorted({*rows, *claims}):
-            self._enclose(image, rows[image], claims[image])
-        return [
-            INVALID if not fine else next(later) if proof.rounds else self._value(proof)
-            for proof, fine in zip(proofs, sound, strict=True)
-        ]
+            self._enclose(image, list(rows[image]), claims[image])
+        found |= {proof: self._value(proof) for proof in sound if not proof.rounds}
+        return [found.get(proof, INVALID) for proof in proofs]
 
     def _well_formed(self, proof: Proof) -> bool:
         """Choices exist and are wrong labels; planes belong to choices and have weights >= 0; intervals prove one."""
@@ -207,22 +196,21 @@ class Evaluator:
 
     def _add_planes(self, boxes: Enclosure, sources: list[PlaneSource]) -> None:
         """Planes of one image: those with adaptive slopes together, and those with slopes of their own together."""
+        self.planes.update(dict.fromkeys(sources))
         slopes = {source: flat_slopes(source.slopes) for source in sources if source.slopes is not None}
-        usable = {s: t for s, t in slopes.items() if self._usable(t)}
-        batches: list[tuple[list[PlaneSource], Tensor | None]] = [([s for s in sources if s.slopes is None], None)]
-        if usable:
-            batches.append((list(usable), torch.stack(list(usable.values()))))
-        for batch, given in batches:
+        own = {source: given for source, given in slopes.items() if self._usable(given)}
+        adaptive = [source for source in sources if source.slopes is None]
+        for batch, stacked in ((adaptive, None), (list(own), torch.stack(list(own.values())) if own else None)):
             if batch:
                 wrong = torch.tensor([source.label for source in batch])
-                rows = boxes.planes(self.labels[batch[0].image], wrong, given)
-                self.planes.update({source: _plane(rows, k) for k, source in enumerate(batch)})
+                rows = boxes.planes(self.labels[batch[0].image], wrong, stacked)
+                self.planes.update({source: rows[k : k + 1] for k, source in enumerate(batch)})
 
     def _by_contradiction(self, proofs: list[Proof]) -> list[Value]:
         """The values of proofs with rounds, all in lockstep, so that planes of one image are made together."""
         for image in sorted({row.image for proof in proofs for row in proof.sources} - set(self.kept)):
             boxes = Enclosure(self.network, self.images[image], self.eps, self.refined)
-            self.kept[image] = boxes, Neurons.of(boxes)
+            self.kept[image] = boxes, UndecidedNeurons.of(boxes)
         own = [{row.image: self.kept[row.image][0].last for row in proof.sources} for proof in proofs]
         values = [INVALID] * len(proofs)
         for step in range(max((len(proof.rounds) for proof in proofs), default=-1) + 1):
@@ -232,58 +220,50 @@ class Evaluator:
             made = self._assumed_planes(rows, [own[n] for n in going])
             for n, part, planes in zip(going, parts, made, strict=True):
                 if part is None:
-                    values[n] = self._dual([_plane(planes, k) for k in range(len(planes.offset))], proofs[n].lambdas)
+                    values[n] = self._dual(planes, proofs[n].lambdas)
                     continue
                 for row, which, mu in zip(part.rows, part.neurons, part.multipliers, strict=True):
                     neurons = self.kept[row.image][1]
                     own[n][row.image] = tightened(own[n][row.image], neurons, which.long(), mu, planes, self.eps)
         return values
 
-    def _assumed_planes(self, rows: list[tuple[PlaneSource, ...]], own: list[dict[int, Ends]]) -> list[Rows]:
+    def _assumed_planes(self, rows: list[tuple[PlaneSource, ...]], own: list[dict[int, Ends]]) -> list[LinearForms]:
         """The planes of each proof's rows on its own boxes of the last ReLUs."""
         asked: dict[int, list[tuple[int, int]]] = defaultdict(list)  # image -> (proof, row)
         for n, sources in enumerate(rows):
             for k, source in enumerate(sources):
                 asked[source.image].append((n, k))
-        made: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        made: dict[tuple[int, int], LinearForms] = {}
         for image, places in asked.items():
             wrong = torch.tensor([rows[n][k].label for n, k in places])
             slopes = torch.stack([flat_slopes(rows[n][k].slopes or ()) for n, k in places])
             low, high = (torch.stack([own[n][image][end] for n, _ in places]) for end in (0, 1))
             found = self.kept[image][0].planes(self.labels[image], wrong, slopes, (low, high))
-            made.update(zip(places, zip(found.values, found.offset, found.error, strict=True), strict=True))
-        return [
-            Rows(*(torch.stack(part) for part in zip(*(made[n, k] for k in range(len(sources))), strict=True)))
-            for n, sources in enumerate(rows)
-        ]
+            made.update({place: found[k : k + 1] for k, place in enumerate(places)})
+        return [LinearForms.joined([made[n, k] for k in range(len(sources))]) for n, sources in enumerate(rows)]
 
     def _value(self, proof: Proof) -> Value:
+        """The value of a proof whose planes or margin are known."""
         if not proof.rows:
             return Value(self.margins[proof.choices[0]], 0.0)  # its rounding is subtracted already
         planes = [plane for row in proof.rows if (plane := self.planes[row]) is not None]
-        if len(planes) < len(proof.rows):
-            return INVALID
-        return self._dual(planes, proof.lambdas)
+        return self._dual(LinearForms.joined(planes), proof.lambdas) if len(planes) == len(proof.rows) else INVALID
 
-    def _dual(self, planes: list[_Plane], weights: tuple[float, ...]) -> Value:
+    def _dual(self, planes: LinearForms, weights: tuple[float, ...]) -> Value:
         lambdas = torch.tensor(weights, dtype=torch.float64)
-        offsets, errors, norms = torch.tensor([(p.offset, p.error, p.norm) for p in planes], dtype=torch.float64).T
-        mixed = lambdas @ torch.stack([p.slope for p in planes])
-        value = lambdas @ offsets - self.eps * mixed.abs().sum()
-        size = lambdas @ (offsets.abs() + self.eps * norms)
-        rounding = gamma(len(planes) + mixed.numel()) * size + lambdas @ errors * (1 + gamma(len(planes))) + TINY
+        mixed = lambdas @ planes.values
+        value = lambdas @ planes.offset - self.eps * mixed.abs().sum()
+        size = lambdas @ (planes.offset.abs() + self.eps * planes.values.abs().sum(1))
+        rounding = (
+            gamma(len(weights) + mixed.numel()) * size + lambdas @ planes.error * (1 + gamma(len(weights))) + TINY
+        )
         return Value(float(value), float(rounding))
 
 
-def _plane(rows: Rows, k: int) -> _Plane:
-    slope = rows.values[k]
-    return _Plane(slope, float(slope.abs().sum()), float(rows.offset[k]), float(rows.error[k]))
-
-
 def flat_slopes(slopes: Iterable[Tensor]) -> Tensor:
-    """Slopes in one piece, as float64."""
-    scaled = (part.detach().cpu().double() / (255 if part.dtype == torch.uint8 else 1) for part in slopes)
-    return torch.cat([part.flatten() for part in scaled])
+    """Slopes in one piece, as float64; none for a network without ReLUs."""
+    scaled = [part.detach().cpu().double().flatten() / (255 if part.dtype == torch.uint8 else 1) for part in slopes]
+    return torch.cat(scaled) if scaled else torch.zeros(0, dtype=torch.float64)
 
 
 def confirmed(group: GroupCertificate, classes: int, proofs: Iterable[Proof], survivors: int) -> bool:

@@ -1,42 +1,47 @@
 """The checker: do the certificates of a folder hold for this network?
 
-    report = check("run/certificates", graph)
+    report = check(folder, graph)
     assert not report.failures
 
-It reads files, redoes each proof in float64 with all rounding accounted for (proofs.py, enclosure.py, float64.py), and
-then asks whether the proofs that hold imply the claimed count (cover.py). None of these share code with the bounds and
-the search that made the proofs. The images are those in the files: whether they are images of a data set is for the
-reader to compare, by `index`.
+It reads files (certificate.py), redoes each proof in float64 with all rounding accounted for (proofs.py, enclosure.py,
+tightening.py, arithmetic.py), and then asks whether the proofs that hold imply the claimed count (cover.py). This
+package shares no code with the bounds and the search that made the proofs: of all else it knows the fields of a
+network's operations (networks/operations.py), files and errors. The images are those in the files: whether they are
+images of a data set is for the reader to compare, by `index`.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from citrus.certify.certificate import Certificate, fingerprint, read_certificate
-from citrus.certify.float64 import Network
-from citrus.certify.proofs import Evaluator, Proof, Value, confirmed
+from citrus.checker.arithmetic import Network
+from citrus.checker.certificate import Certificate, fingerprint, read_certificate
+from citrus.checker.proofs import Evaluator, Proof, Value, confirmed
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckReport:
     """What was checked and what holds. Everything is fine when `failures` is empty."""
 
-    groups: int
-    proofs: int
-    holding: int
+    groups: int = 0
+    proofs: int = 0
+    holding: int = 0
     """Proofs that hold."""
-    confirmed: int
+    confirmed: int = 0
     """Groups whose count follows from the proofs that hold."""
-    images: int
+    images: int = 0
     """Images in all groups that could be read."""
-    certified: int
+    certified: int = 0
     """Images certified in the groups that are confirmed: of these, so many survive every shared perturbation."""
-    seconds: float
-    failures: list[str]
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+class WrongNetworkError(CitrusError):
+    """The certificate is for another network: nothing can be said about it."""
 
 
 def check(path: str | Path, network: Graph, progress: Callable[[int, int, str], None] = lambda *_: None) -> CheckReport:
@@ -44,12 +49,15 @@ def check(path: str | Path, network: Graph, progress: Callable[[int, int, str], 
 
     `progress` hears the groups done, all groups, and how the last one went.
     """
+    if not isinstance(network, Graph):
+        raise CitrusError("check needs the network as a Graph: give it citrus.graph(module, image_shape).")
     started = time.perf_counter()
     files = certificate_files(path)
     checker = _Checker(network)
     for done, file in enumerate(files, start=1):
         progress(done, len(files), checker.file(file))
-    return CheckReport(len(files), *checker.counts, time.perf_counter() - started, checker.failures)
+    checker.report.seconds = time.perf_counter() - started
+    return checker.report
 
 
 def certificate_files(path: str | Path) -> list[Path]:
@@ -68,17 +76,13 @@ class _Checker:
 
     def __init__(self, graph: Graph) -> None:
         self.network, self.name = Network(graph), fingerprint(graph)
-        self.proofs = self.holding = self.confirmed = self.images = self.certified = 0
-        self.failures: list[str] = []
+        self.report = CheckReport()
         self.eps: float | None = None
-        self.seen: set[int] = set()
-
-    @property
-    def counts(self) -> tuple[int, int, int, int, int]:
-        return self.proofs, self.holding, self.confirmed, self.images, self.certified
+        self.seen: set[int] = set()  # images of the data set
 
     def file(self, path: Path) -> str:
         """Check one file; returns one line about it."""
+        self.report.groups += 1
         try:
             certificate = read_certificate(path)
             if certificate.network != self.name:
@@ -90,7 +94,7 @@ class _Checker:
         except WrongNetworkError:
             raise
         except CitrusError as error:
-            self.failures.append(str(error))
+            self.report.failures.append(str(error))
             return "cannot be used"
 
     def _group(self, file: str, certificate: Certificate) -> str:
@@ -101,16 +105,16 @@ class _Checker:
         holding = [proof for proof, value in zip(group.proofs, values, strict=True) if value.holds]
         for k, (proof, value) in enumerate(zip(group.proofs, values, strict=True)):
             if not value.holds:
-                self.failures.append(f"{file}: proof {k} that {_words(proof)} does not hold: {_reason(value)}.")
-        self.proofs += len(values)
-        self.holding += len(holding)
-        self.images += len(group.images)
+                self.report.failures.append(f"{file}: proof {k} that {_words(proof)} does not hold: {_reason(value)}.")
+        self.report.proofs += len(values)
+        self.report.holding += len(holding)
+        self.report.images += len(group.images)
         claim = f"{group.survivors} of {len(group.images)} images survive"
         if not confirmed(group, evaluator.classes, holding, group.survivors):
-            self.failures.append(f"{file}: the proofs that hold do not imply that {claim}.")
+            self.report.failures.append(f"{file}: the proofs that hold do not imply that {claim}.")
             return f"not confirmed that {claim}"
-        self.confirmed += 1
-        self.certified += group.survivors
+        self.report.confirmed += 1
+        self.report.certified += group.survivors
         return claim
 
     def _same_claim(self, file: str, certificate: Certificate) -> None:
@@ -122,10 +126,6 @@ class _Checker:
         if len(set(index)) < len(index) or self.seen.intersection(index):
             raise CitrusError(f"{file} counts an image of the data set that was counted before.")
         self.seen.update(index)
-
-
-class WrongNetworkError(CitrusError):
-    """The certificate is for another network: nothing can be said about it."""
 
 
 def _words(proof: Proof) -> str:

@@ -1,4 +1,4 @@
-"""Proof by contradiction: tighter boxes under the assumption that all choices of a subset are violated.
+"""Proof by contradiction: tighter boxes under the assumption that all choices of a set are violated.
 
 To prove that no delta violates all of S one may assume that one does. At such a delta every margin of S is <= 0, and so
 are the planes a_k . delta + b_k under it. With a plane A . delta + B under a neuron's z (or -z), for any mu >= 0
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from citrus.bounds.chunks import MemoryLimit, in_chunks
+from citrus.bounds.chunks import MemoryLimit, map_in_chunks
 from citrus.bounds.interval import Box
 from citrus.bounds.substitution import lower_planes
 from citrus.networks.operations import Graph
@@ -27,10 +27,11 @@ from citrus.networks.operations import Graph
 STEPS = 50
 RATE = 0.3
 DECAY = 0.94
+COPIES = 6  # of the neurons' planes that a step of the ascent holds
 
 
 @dataclass(frozen=True)
-class Neurons:
+class NeuronPlanes:
     """Planes of the undecided neurons of one image's last layer of ReLUs: under each z and under each -z."""
 
     index: Tensor  # (neuron,): places in the layer
@@ -47,7 +48,17 @@ class Assumption:
     multipliers: tuple[Tensor, ...]  # of each member mu of the lower, then of the upper bounds: (2 neuron, member)
 
 
-def neurons_of(graph: Graph, image: Tensor, boxes: Sequence[Box]) -> Neurons:
+@dataclass(frozen=True)
+class Violated:
+    """A member of a set all of whose choices are assumed to be violated."""
+
+    box: Box  # that enters the last ReLUs, (neuron, ...) without a batch axis
+    neurons: NeuronPlanes
+    a: Tensor  # (choice, pixel): planes of the set's margins
+    b: Tensor  # (choice,)
+
+
+def neuron_planes(graph: Graph, image: Tensor, boxes: Sequence[Box]) -> NeuronPlanes:
     """CROWN's planes of one image's undecided neurons, given its boxes: (1, ...) each."""
     place = graph.relu_inputs[-1]
     part = Graph(graph.nodes[:place], graph.input_shape)
@@ -58,43 +69,24 @@ def neurons_of(graph: Graph, image: Tensor, boxes: Sequence[Box]) -> Neurons:
     rows[:, 1].scatter_(1, index[:, None], -1.0)
     with torch.no_grad():
         planes = lower_planes(part, image, rows.view(1, -1, *last.centre.shape[1:]), boxes[:-1])
-    return Neurons(index, planes.a[0].flatten(1).unflatten(0, (-1, 2)), planes.b[0].unflatten(0, (-1, 2)))
+    return NeuronPlanes(index, planes.a[0].flatten(1).unflatten(0, (-1, 2)), planes.b[0].unflatten(0, (-1, 2)))
 
 
-@dataclass(frozen=True)
-class Violated:
-    """A member of a subset all of whose choices are assumed to be violated."""
-
-    row: int
-    """Of the boxes."""
-    neurons: Neurons
-    a: Tensor  # (choice, pixel): planes of the subset's margins
-    b: Tensor  # (choice,)
+Tightened = tuple[Box, Tensor]
+"""The box of a member where all choices are violated, and the multipliers (2 neuron, choice) that prove it."""
 
 
-COPIES = 6  # of the neurons' planes that a step of the ascent holds
-
-
-def tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float, budget: MemoryLimit) -> list[Tensor]:
-    """Tighten the rows of these members in place, many at a time; returns mu of each, (2 neuron, choice).
+def tighten(members: Sequence[Violated], eps: float, tolerance: float, budget: MemoryLimit) -> list[Tightened]:
+    """Tighten the boxes of these members, as many at a time as the budget holds.
 
     Bounds are weakened by the share `tolerance` of the numbers they are made of.
     """
-    found: dict[int, Tensor] = {}
-
-    def work(part: slice, _: slice) -> tuple[Tensor, ...]:
-        found.update(enumerate(_tighten(box, members[part], eps, tolerance), part.start))
-        return (torch.empty(0),)
-
-    if members:
-        widest = max(m.neurons.a.numel() * m.neurons.a.element_size() for m in members)
-        in_chunks((len(members), 1), COPIES * max(widest, 1), budget, work)
-    return [found[n] for n in range(len(members))]
+    widest = max((m.neurons.a.numel() * m.neurons.a.element_size() for m in members), default=0)
+    return map_in_chunks(members, COPIES * max(widest, 1), budget, lambda part: _tighten(part, eps, tolerance))
 
 
-def _tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float) -> list[Tensor]:
+def _tighten(members: Sequence[Violated], eps: float, tolerance: float) -> list[Tightened]:
     """All members at once: what one has fewer neurons or choices than another is filled up with zeros."""
-    rows = torch.tensor([m.row for m in members], device=box.centre.device)
     index = _filled([m.neurons.index for m in members])
     real = _filled([torch.ones_like(m.neurons.index) for m in members]) > 0
     neurons_a = _filled([m.neurons.a for m in members]).flatten(1, 2)
@@ -104,17 +96,18 @@ def _tighten(box: Box, members: Sequence[Violated], eps: float, tolerance: float
     value, size = _bound(neurons_a, neurons_b, a, b, mu, eps)
     weakened = (value - tolerance * size).unflatten(1, (-1, 2))
     bounds = torch.where(weakened.isnan() | ~real[:, :, None], -torch.inf, weakened)  # NaN says nothing
-    lower, upper = box.lower[rows].flatten(1), box.upper[rows].flatten(1)
-    lower = lower.scatter_reduce(1, index, bounds[:, :, 0], "amax")
-    upper = upper.scatter_reduce(1, index, -bounds[:, :, 1], "amin")
-    upper = torch.maximum(lower, upper)  # bounds that cross prove the subset; a box must stay a box
-    box.centre[rows] = ((lower + upper) / 2).view(-1, *box.centre.shape[1:])
-    box.radius[rows] = ((upper - lower) / 2).view(-1, *box.centre.shape[1:])
-    pairs = zip(mu.unflatten(1, (-1, 2)), members, strict=True)
-    return [own[: len(m.neurons.index), :, : len(m.b)].transpose(0, 1).flatten(0, 1) for own, m in pairs]
+    lower = torch.stack([m.box.lower.flatten() for m in members]).scatter_reduce(1, index, bounds[:, :, 0], "amax")
+    upper = torch.stack([m.box.upper.flatten() for m in members]).scatter_reduce(1, index, -bounds[:, :, 1], "amin")
+    upper = torch.maximum(lower, upper)  # bounds that cross prove the set; a box must stay a box
+    found = []
+    for m, low, high, own in zip(members, lower, upper, mu.unflatten(1, (-1, 2)), strict=True):
+        box = Box(((low + high) / 2).view_as(m.box.centre), ((high - low) / 2).view_as(m.box.centre))
+        found.append((box, own[: len(m.neurons.index), :, : len(m.b)].transpose(0, 1).flatten(0, 1)))
+    return found
 
 
 def _filled(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of different lengths as one, the shorter ones filled up with zeros."""
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
@@ -126,7 +119,7 @@ def _bound(neurons_a: Tensor, neurons_b: Tensor, a: Tensor, b: Tensor, mu: Tenso
 
 
 def _dot(mu: Tensor, values: Tensor) -> Tensor:
-    """(member, 2 neuron, choice) with (member, choice)."""
+    """Sums over the choices of (member, 2 neuron, choice) times (member, choice)."""
     return (mu @ values[:, :, None])[:, :, 0]
 
 

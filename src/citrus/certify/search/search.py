@@ -1,21 +1,25 @@
 """Exact search for the most images of a group that one perturbation can violate on the planes.
 
+    result = SubsetSearch(planes).run(SearchLimit(seconds=10))
+
 A choice is (image, wrong label); a set of choices, one label per image, is violable when one delta brings all its
 planes to <= 0 (planes.py). Violable sets are closed under subsets, so the largest one is a kind of largest clique, and
 the images outside it are the certified count. Three things keep the search small:
 
 * Memory. Every proved set is a conflict, shrunk to the choices its proof needs; every delta met is kept with all the
-  choices it violates (learned.py). Most nodes are decided by them before any dual is computed.
-* Russian dolls. Images are added one by one to the front of an order; best[k] is the answer for the images from k on
-  and bounds every later search, which only asks whether one image more than best[k + 1] can be violated. A search that
-  stops early has still solved the last images: the others start a new doll, and the sum over dolls is a sound count.
+  choices it violates (memory.py). Most nodes are decided by them before any dual is computed.
+* Suffixes (Russian doll search). Images are added one by one to the front of an order; best[k] is the answer for the
+  images from k on and bounds every later search, which only asks whether one image more than best[k + 1] can be
+  violated. A search that stops early has still solved the last images: they become a part of their own, the search
+  begins again with the others, and the sum over the parts is a sound count.
 * Colours. A family of choices that conflict in pairs gives at most one image.
 
-The answer rests on the conflicts alone (cover.py checks that they imply the count), never on the course of the search.
+A set that the duals cannot decide counts as violable. The answer rests on the conflicts alone (checker/cover.py asks
+whether they imply the count), never on the course of the search.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,16 +27,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from citrus.certify.learned import Learned, bits
-from citrus.certify.planes import Choice, ChoicePlanes, Conflict
+from citrus.certify.search.memory import Memory, bits
+from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
 
 AHEAD = 12  # sets decided in one batch at a node: the labels of the next image, then of the images after it
 PAIRS = 512  # pairs decided between two looks at the clock
-SLICE = 0.3  # share of what is left of the budget that one more image may use before a new doll is started
+SLICE = 0.3  # share of what is left of the limit that one more image may use before a new part is started
 
 
 @dataclass(frozen=True)
-class Budget:
+class SearchLimit:
     """When to stop; the answer is then sound but perhaps not exact."""
 
     seconds: float = float("inf")
@@ -45,18 +49,21 @@ class SearchResult:
 
     survivors: int
     exact: bool
-    violable: tuple[Choice, ...]  # the largest set that is known to be violated by one delta
-    delta: Tensor | None  # (pixel,) which is this one
+    violable: tuple[Choice, ...]  # the largest set met that counts as violable
+    delta: Tensor | None  # (pixel,) violates it; None where the duals could not decide the set
     conflicts: tuple[Conflict, ...]  # they imply `survivors`: cover.covers(choices of each, labels, survivors, parts)
     parts: tuple[tuple[int, ...], ...]  # images that were counted together
-    nodes: int
-    sets: int  # decided by duals
-    programs: int  # linear programs of the fallback
-    seconds: float
 
 
 class _Stop(Exception):
-    """The budget of a step is spent."""
+    """The limit of a step is reached."""
+
+
+class _Deadline(NamedTuple):
+    """A point in time and a number of nodes, counted from the first run."""
+
+    time: float
+    nodes: float
 
 
 class _Node(NamedTuple):
@@ -68,31 +75,28 @@ class _Node(NamedTuple):
 
 
 class SubsetSearch:
-    """The search over one group. What it has learned stays: cuts, planes and witnesses may be added between runs."""
+    """The search over one group. What it has learned stays: cuts and witnesses may be added to `known` between runs."""
 
-    def __init__(self, planes: ChoicePlanes, fallback: bool | None = None) -> None:
-        self.known = Learned(planes, fallback)
+    def __init__(self, planes: ChoicePlanes, now: Callable[[], float] = time.perf_counter) -> None:
+        self.known, self.now = Memory(planes), now
+        self.paired = False  # whether single choices and pairs are decided
         self.order: list[int] = []  # images with open choices
         self.best: list[int] = []  # most violable images among order[k:end]
         self.end = 0
-        self.suffix: list[int] = []  # the same over all of order[k:], sums over dolls
+        self.suffix: list[int] = []  # the same over all of order[k:], sums over parts
         self.upper: dict[tuple[int, int], int] = {}  # bounds of best by (k, end) from earlier runs, still valid
         self.nodes = 0
-        self.limit = Budget()  # of the step, as points in time and in nodes
+        self.deadline = _Deadline(float("inf"), float("inf"))  # of the step
         self.wanted = 1
         self.collected: list[int] = []
-        self.reached: list[tuple[int, int]] = []  # sets that the search found, with a kept delta that violates them
-        self.add_cut, self.add_planes = self.known.add_cut, self.known.add_planes
-        self.add_witness = self.known.add_witness
+        self.reached: list[tuple[int, int | None]] = []  # sets that the search met, with a kept delta for each if known
 
-    def run(self, budget: Budget | None = None) -> SearchResult:
-        """Search until the count is exact or the budget is spent."""
-        started, nodes, sets, programs = time.perf_counter(), self.nodes, self.known.sets, self.known.programs
-        budget = budget or Budget()
-        whole = Budget(started + budget.seconds, nodes + budget.nodes)
+    def run(self, limit: SearchLimit = SearchLimit()) -> SearchResult:  # noqa: B008 - frozen
+        """Search until the count is exact or the limit is reached."""
+        whole = self._deadline(limit)
         self.wanted, self.collected = 1, []
-        self._prepare(whole)
-        parts = self._dolls(whole)
+        self._decide_pairs(whole)
+        parts = self._count_parts(whole)
         lost = sum(bound for _, bound in parts)
         counted = {image for part, _ in parts for image in part}
         parts += [((image,), 0) for image in range(self.known.planes.images) if image not in counted]
@@ -102,46 +106,44 @@ class SubsetSearch:
             exact=violable.bit_count() >= lost,
             violable=self.known.names(violable),
             delta=delta,
-            conflicts=tuple(self.known.conflicts.values()),
+            conflicts=tuple(self.known.conflicts),
             parts=tuple(part for part, _ in parts),
-            nodes=self.nodes - nodes,
-            sets=self.known.sets - sets,
-            programs=self.known.programs - programs,
-            seconds=time.perf_counter() - started,
         )
 
-    def critical(self, limit: int = 64, budget: Budget | None = None) -> list[tuple[Choice, ...]]:
-        """Violable sets of the largest size after a run: the count rises once every one of them is proved.
+    def critical(self, count: int = 64, limit: SearchLimit = SearchLimit()) -> list[tuple[Choice, ...]]:  # noqa: B008
+        """Violable sets of the largest size after a run: the certified count rises once every one of them is proved.
 
-        At most `limit` of them. None when an attack violates so many images on the network itself: the count is final.
+        At most `count` of them. None when an attack violates so many images on the network itself: the count is final.
         """
         size = self._largest()[0].bit_count()
         attacked = (self.known.span(mask).bit_count() for mask in self.known.attacked.values())
         if not size or size <= max(attacked, default=0):
             return []
-        now, budget = time.perf_counter(), budget or Budget()
-        self.limit = Budget(now + budget.seconds, self.nodes + budget.nodes)
-        self.best, self.end, self.wanted, self.collected = self.suffix, len(self.order), limit, []
+        self.deadline = self._deadline(limit)
+        self.best, self.end, self.wanted, self.collected = self.suffix, len(self.order), count, []
         with suppress(_Stop):  # those found in time are returned
             self._reaches(_Node((), 0, self.known.alive, -1, {}), 0, size)
         return [self.known.names(mask) for mask in self.collected]
 
-    def _prepare(self, whole: Budget) -> None:
+    def _deadline(self, limit: SearchLimit) -> _Deadline:
+        return _Deadline(self.now() + limit.seconds, self.nodes + limit.nodes)
+
+    def _decide_pairs(self, whole: _Deadline) -> None:
         """Single choices and pairs first: they are decided in large batches and prune the most."""
-        known = self.known
-        known.decide([(c,) for c in sorted(known.fresh) if known.alive >> c & 1])
-        pairs = known.undecided_pairs()
-        half = (time.perf_counter() + whole.seconds) / 2  # the rest is for larger sets
-        while batch := list(islice(pairs, PAIRS)):
-            if time.perf_counter() > half:
-                break  # a pair that is left open counts as violable; its choices stay fresh for the next run
-            known.decide(batch)
-        else:
-            known.fresh.clear()
+        if not self.paired:
+            self.known.decide([(c,) for c in bits(self.known.alive)])
+            pairs = self.known.undecided_pairs()
+            half = (self.now() + whole.time) / 2  # the rest is for larger sets
+            while batch := list(islice(pairs, PAIRS)):
+                if self.now() > half:
+                    break  # the pairs that are left are decided where the search meets them, or in the next run
+                self.known.decide(batch)
+            else:
+                self.paired = True
         if not self.order:
             self.order = self.known.arranged()
 
-    def _dolls(self, whole: Budget) -> list[tuple[tuple[int, ...], int]]:
+    def _count_parts(self, whole: _Deadline) -> list[tuple[tuple[int, ...], int]]:
         """Parts of the images and how many of each can be violated at most."""
         parts: list[tuple[tuple[int, ...], int]] = []
         self.end = k = len(self.order)
@@ -159,8 +161,7 @@ class SubsetSearch:
                 self.suffix[k - 1] = lost + self.best[k - 1]
                 k -= 1
             except _Stop:
-                spent = time.perf_counter() > whole.seconds or self.nodes >= whole.nodes
-                if spent or k == self.end:
+                if self.now() > whole.time or self.nodes >= whole.nodes or k == self.end:
                     break
                 parts.append((tuple(self.order[k : self.end]), self.best[k]))
                 lost, self.end, self.best[k] = lost + self.best[k], k, 0
@@ -170,22 +171,21 @@ class SubsetSearch:
             parts.append((tuple(self.order[k : self.end]), self.best[k]))
         return parts + [(clique, 1) for clique in self.known.cliques(self.order[:k])]
 
-    def _narrow(self, whole: Budget) -> None:
-        now = time.perf_counter()
-        seconds = now + SLICE * max(0.0, whole.seconds - now)
-        self.limit = Budget(seconds, self.nodes + SLICE * max(0.0, whole.nodes - self.nodes))
+    def _narrow(self, whole: _Deadline) -> None:
+        """The next step gets a slice of what is left."""
+        now = self.now()
+        left, nodes = max(0.0, whole.time - now), max(0.0, whole.nodes - self.nodes)
+        self.deadline = _Deadline(now + SLICE * left, self.nodes + SLICE * nodes)
 
     def _largest(self) -> tuple[int, Tensor | None]:
-        """The largest set without a conflict that a kept perturbation violates, one choice per image, and the delta."""
+        """The largest set without a conflict that was met, one choice per image, and a kept delta that violates it."""
         best, delta = 0, None
         known = self.known
-        sets = [(mask & known.masks[k], k) for mask, k in self.reached]
-        sets += [(mask, k) for k, mask in enumerate(known.masks)]
-        for mask, k in sets:
-            if min(mask.bit_count(), known.spans[k].bit_count()) > best.bit_count():
+        for mask, k in [*self.reached, *((mask, k) for k, mask in enumerate(known.masks))]:
+            if mask.bit_count() > best.bit_count() and (k is None or known.spans[k].bit_count() > best.bit_count()):
                 taken = known.attainable(mask, self.order)
                 if taken.bit_count() > best.bit_count():
-                    best, delta = taken, known.deltas[k]
+                    best, delta = taken, None if k is None else known.deltas[k]
         return best, delta
 
     def _step(self, k: int) -> int:
@@ -220,12 +220,11 @@ class SubsetSearch:
         """Can `need` images of order[k:end] be violated together with the chosen ones?"""
         known, allowed = self.known, node.allowed
         self.nodes += 1
-        if self.nodes > self.limit.nodes or time.perf_counter() > self.limit.seconds:
+        if self.nodes > self.deadline.nodes or self.now() > self.deadline.time:
             raise _Stop
         if need == 0:
             self.collected.append(node.mask)
-            if node.seen:
-                self.reached.append((node.mask, (node.seen & -node.seen).bit_length() - 1))
+            self.reached.append((node.mask, next(bits(node.seen), None)))
             return len(self.collected) >= self.wanted
         for at in range(k, self.end):
             mine = known.members[self.order[at]]
@@ -279,18 +278,3 @@ class SubsetSearch:
             undecided.extend(islice(more, max(0, AHEAD - len(undecided))))
         answers = known.decide([(*node.chosen, c) for c in undecided], [node.weights] * len(undecided))
         return {c: answer.weights for c, answer in zip(undecided, answers, strict=True)}
-
-
-def search_subsets(
-    planes: ChoicePlanes,
-    cuts: Iterable[Iterable[Choice]] = (),
-    witnesses: Iterable[tuple[Tensor, Iterable[Choice]]] = (),
-    budget: Budget | None = None,
-) -> SearchResult:
-    """One search with cuts proved elsewhere and deltas known to violate choices; `SubsetSearch` can go on from it."""
-    search = SubsetSearch(planes)
-    for delta, choices in witnesses:
-        search.add_witness(delta, choices)
-    for cut in cuts:
-        search.add_cut(cut)
-    return search.run(budget)

@@ -1,10 +1,10 @@
-"""What the checker reckons with in float64: a network's affine maps, each as a plain matrix product, the law by which
-such a product errs, linear functions with their errors, and the lines around a ReLU.
+"""What the checker computes with, in float64: a network's affine maps, how much a computed sum may be off, linear
+functions with their errors, and the lines around a ReLU.
 
 The model of the machine: IEEE float64, u = 2^-53, sums in any order, with or without fused operations. A computed sum
-of n products errs by at most gamma_n = n u / (1 - n u) times the sum of their absolute values (Higham, "Accuracy and
+of n products is off by at most gamma_n = n u / (1 - n u) times the sum of their absolute values (Higham, "Accuracy and
 Stability of Numerical Algorithms", section 3.1). Convolutions are matrix products of unfolded images, because Winograd
-or Fourier transforms would obey another law. `gamma` doubles gamma_(n + 8): the double covers the rounding of the bound
+or Fourier transforms have larger errors. `gamma` doubles gamma_(n + 8): the double covers the rounding of the bound
 itself, which is a sum of numbers >= 0, and the 8 covers the few operations around a sum. TINY stands for underflow.
 """
 
@@ -15,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.networks.operations import Affine, Conv, Corner, Flatten, Graph, Linear, Relu, Scale, window
+from citrus.networks.operations import Affine, Conv, Flatten, Graph, Linear, Relu, Scale
 
 UNIT = 2.0**-53
 TINY = 1e-300  # more than the underflow of 10^7 products even where subnormal numbers are flushed to zero
+
+Corner = tuple[int, int]
+"""Row and column of the first pixel of a window of a map."""
 
 
 def gamma(terms: int) -> float:
@@ -34,14 +37,10 @@ class Network:
         self.exact = graph.map(lambda t: t.detach().cpu().double())
         self.absolute = self.exact.map(Tensor.abs)
         self.nodes = self.exact.nodes
+        self.neurons = graph.neurons
         self.shapes = [tuple(graph.input_shape), *(tuple(node.shape) for node in graph.nodes)]
         self.relus = [k for k, node in enumerate(self.nodes) if isinstance(node.op, Relu)]
         self.widest = max(max(map(prod, self.shapes)), *(columns_of(node.op, node.shape) for node in self.nodes))
-
-    @property
-    def neurons(self) -> int:
-        """ReLUs in all: the length of the slopes of a plane."""
-        return sum(prod(self.shapes[k + 1]) for k in self.relus)
 
     def split(self, slopes: Tensor) -> dict[int, Tensor]:
         """Slopes (row, neuron) of all ReLUs in order, as (row, *shape) for each ReLU by the number of its node."""
@@ -78,18 +77,36 @@ def transposed(op: Affine, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return rows.reshape(-1, *shape)
 
 
+def cut(whole: Tensor, corner: Corner, like: Tensor) -> Tensor:
+    """The pixels of a map (..., height, width) under a window of the size of `like` at `corner`."""
+    (top, left), (height, width) = corner, like.shape[-2:]
+    return whole[..., top : top + height, left : left + width]
+
+
+def pixels_read(op: Conv, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of what a window of a convolution's result reads, padding included.
+
+    Pixel i of the result reads stride * i + dilation * k for each k of the kernel.
+    """
+    height, width = (
+        step * (pixels - 1) + gap * (taps - 1) + 1
+        for pixels, step, gap, taps in zip(size, op.stride, op.dilation, op.weight.shape[2:], strict=True)
+    )
+    return height, width
+
+
 def transposed_window(op: Conv | Scale, rows: Tensor, corner: Corner, shape: tuple[int, ...]) -> tuple[Tensor, Corner]:
-    """P W for rows P that are zero outside of a window of a map, as rows over the window that they reach."""
+    """P W for rows P that are zero outside a window of a map: rows over the window that is read, and its corner."""
     if isinstance(op, Scale):
-        return rows * window(op.weight, corner, rows), corner
-    reach = op.reach((rows.shape[2], rows.shape[3]))
-    values = F.fold(_columns(op, rows).flatten(1, 2), reach, op.weight.shape[2:], op.dilation, 0, op.stride)
-    first = [s * c - p for s, c, p in zip(op.stride, corner, op.padding, strict=True)]
-    inside = [(max(0, -f), min(n, most - f)) for f, n, most in zip(first, reach, shape[1:], strict=True)]
-    if any(end <= start for start, end in inside):  # nothing but padding: nothing is read
+        return rows * cut(op.weight.expand(shape), corner, rows), corner
+    read = pixels_read(op, (rows.shape[2], rows.shape[3]))
+    values = F.fold(_columns(op, rows).flatten(1, 2), read, op.weight.shape[2:], op.dilation, 0, op.stride)
+    start = [step * first - pad for step, first, pad in zip(op.stride, corner, op.padding, strict=True)]
+    inside = [(max(0, -s), min(n, most - s)) for s, n, most in zip(start, read, shape[1:], strict=True)]
+    if any(end <= begin for begin, end in inside):  # nothing but padding is read
         return rows.new_zeros(len(rows), shape[0], 1, 1), (0, 0)
     (top, bottom), (left, right) = inside
-    return values[..., top:bottom, left:right], (first[0] + top, first[1] + left)
+    return values[..., top:bottom, left:right], (start[0] + top, start[1] + left)
 
 
 def _columns(op: Conv, rows: Tensor) -> Tensor:
@@ -104,6 +121,7 @@ def fold_columns(op: Conv, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def bias_of(op: Affine, shape: tuple[int, ...]) -> Tensor:
+    """What is added to W x, as a tensor of this shape."""
     if isinstance(op, Flatten):
         return torch.zeros(shape, dtype=torch.float64)
     per_channel = isinstance(op, Conv) and op.bias.dim() == 1
@@ -119,7 +137,7 @@ def terms_of(op: Affine) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LinearForms:
     """Lower bounds values . x + offset - error of something, for x a value of the network or a window of a map."""
 
     values: Tensor  # (row, *shape)
@@ -128,22 +146,31 @@ class Rows:
     corner: Corner | None = field(default=None, kw_only=True)  # of the window outside of which values are zero
 
     @staticmethod
-    def of(values: Tensor, offset: Tensor | None = None, corner: Corner | None = None) -> "Rows":
+    def of(values: Tensor, offset: Tensor | None = None, corner: Corner | None = None) -> "LinearForms":
+        """Without an error."""
         zero = values.new_zeros(len(values))
-        return Rows(values, zero if offset is None else offset, zero, corner=corner)
+        return LinearForms(values, zero if offset is None else offset, zero, corner=corner)
 
-    def adding(self, values: Tensor, amount: Tensor, error: Tensor, corner: Corner | None = None) -> "Rows":
+    @staticmethod
+    def joined(parts: list["LinearForms"]) -> "LinearForms":
+        """All rows, those of the first part first."""
+        return LinearForms(*(torch.cat([getattr(p, name) for p in parts]) for name in ("values", "offset", "error")))
+
+    def __getitem__(self, rows: Tensor | slice) -> "LinearForms":
+        return LinearForms(self.values[rows], self.offset[rows], self.error[rows], corner=self.corner)
+
+    def adding(self, values: Tensor, amount: Tensor, error: Tensor, corner: Corner | None = None) -> "LinearForms":
         """Other values, with an amount that has an error; the sum of offsets is rounded once more."""
         offset = self.offset + amount
-        return Rows(values, offset, self.error + error + 4 * UNIT * offset.abs() + TINY, corner=corner)
+        return LinearForms(values, offset, self.error + error + 4 * UNIT * offset.abs() + TINY, corner=corner)
 
-    def part(self, whole: Tensor) -> Tensor:
-        """What of something over the same value the rows see."""
-        return whole if self.corner is None else window(whole, self.corner, self.values)
+    def seen(self, whole: Tensor) -> Tensor:
+        """The part of a tensor over x that lies under the rows' window."""
+        return whole if self.corner is None else cut(whole, self.corner, self.values)
 
 
 @dataclass(frozen=True)
-class Lines:
+class ReluLines:
     """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box or, by rows, of several."""
 
     undecided: Tensor
@@ -152,10 +179,10 @@ class Lines:
     height: Tensor
 
     @staticmethod
-    def around(l: Tensor, u: Tensor) -> "Lines":  # noqa: E741
+    def around(l: Tensor, u: Tensor) -> "ReluLines":  # noqa: E741
         on = l >= 0
         undecided = ~(on | (u <= 0))  # also where the box is NaN
         upper = torch.where(undecided, u / (u - l), on.double())
         height = torch.maximum(-upper * l, (1 - upper) * u) * (1 + 8 * UNIT) + TINY
         lower = torch.where(undecided, (u > -l).double(), on.double())
-        return Lines(undecided, lower, upper, torch.where(undecided, height, 0.0))
+        return ReluLines(undecided, lower, upper, torch.where(undecided, height, 0.0))

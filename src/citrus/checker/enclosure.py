@@ -1,8 +1,7 @@
 """What a network does to one image and its perturbations, in float64 with every rounding error accounted for.
 
-This is the arithmetic of the checker: interval propagation and backward substitution once more, written to be read and
-sharing no code with `citrus.bounds`. The network is the real function of its weights as they are stored; float64.py
-says how a computed sum errs.
+Interval propagation and backward substitution once more, written to be read and sharing no code with `citrus.bounds`.
+The network is the real function of its weights as they are stored; arithmetic.py says how far off a computed sum is.
 
 Forward, a box l <= x <= u with |x| <= X goes through x -> W x + w to W c + w -+ (|W| r + E), where
 
@@ -24,16 +23,17 @@ from math import prod
 import torch
 from torch import Tensor
 
-from citrus.certify.float64 import (
+from citrus.checker.arithmetic import (
     TINY,
     UNIT,
-    Lines,
+    LinearForms,
     Network,
-    Rows,
+    ReluLines,
     bias_of,
     columns_of,
     fold_columns,
     gamma,
+    pixels_read,
     product,
     terms_of,
     transposed,
@@ -44,24 +44,24 @@ from citrus.networks.operations import Add, Affine, Conv, Linear, Relu, Scale
 Ends = tuple[Tensor, Tensor]
 """Lower and upper ends of boxes."""
 CHUNK = 1 << 21  # numbers in the largest tensor of one chunk of rows: 16 MB stay near the processor
-TILE = 4  # pixels along a side
+TILE = 4  # pixels along a side of a tile of a map
 
 
 class Enclosure:
     """Boxes of every value of the network for all perturbations of one image, and planes under its margins.
 
     The boxes that enter the first `refined` ReLU layers are intersected with bounds by backward substitution (CROWN)
-    with adaptive slopes: 1 where u > -l, else 0.
+    with adaptive slopes: 1 where u > -l, else 0. Maps are cut into tiles for it; `tile` 0 takes them whole.
     """
 
-    def __init__(self, network: Network, image: Tensor, eps: float, refined: int) -> None:
-        self.network = network
+    def __init__(self, network: Network, image: Tensor, eps: float, refined: int, tile: int = TILE) -> None:
+        self.network, self.tile = network, tile
         self.image = image.detach().cpu().double()
         self.lower = [_below(self.image - eps)]  # of value i, without a batch axis
         self.upper = [_above(self.image + eps)]
         self.unit: list[Tensor] = []  # E of node k
         self.floor: list[Tensor] = []  # underflow of node k
-        self.lines: dict[int, Lines] = {}
+        self.lines: dict[int, ReluLines] = {}
         for k, node in enumerate(network.nodes):
             i = node.inputs[0]
             if isinstance(node.op, Relu):
@@ -79,7 +79,7 @@ class Enclosure:
         return torch.maximum(self.lower[value].abs(), self.upper[value].abs())
 
     def _relu(self, k: int, i: int) -> None:
-        lines = self.lines[k] = Lines.around(self.lower[i], self.upper[i])
+        lines = self.lines[k] = ReluLines.around(self.lower[i], self.upper[i])
         self.lower.append(self.lower[i].clamp(min=0))
         self.upper.append(self.upper[i].clamp(min=0))
         height = gamma(lines.height.numel()) * lines.height
@@ -112,44 +112,46 @@ class Enclosure:
         """Bound each undecided neuron of a value from both sides by substitution, and keep the better of both boxes."""
         low, high = self.lower[value].flatten().clone(), self.upper[value].flatten().clone()
         for start, rows, which in self._undecided(value, (low < 0) & (high > 0)):
-            both = Rows.of(torch.cat([rows.values, -rows.values]), torch.cat([rows.offset, -rows.offset]), rows.corner)
+            both = LinearForms.of(
+                torch.cat([rows.values, -rows.values]), torch.cat([rows.offset, -rows.offset]), rows.corner
+            )
             below, above = self.least(self.substitute(start, both), 0).chunk(2)
             low[which] = torch.maximum(low[which], below)
             high[which] = torch.minimum(high[which], -above)
         self.lower[value], self.upper[value] = low.view_as(self.lower[value]), high.view_as(self.upper[value])
 
-    def _undecided(self, value: int, undecided: Tensor) -> Iterator[tuple[int, Rows, Tensor]]:
+    def _undecided(self, value: int, undecided: Tensor) -> Iterator[tuple[int, LinearForms, Tensor]]:
         """Neurons as rows over an earlier value or over itself, chunk by chunk: (that value, rows, which neurons).
 
         Where only convolutions lead to a map, tile by tile: a neuron there sees few pixels, and its rows no others.
         """
         numbers = torch.arange(undecided.numel()).view(self.network.shapes[value])
-        reach = self._reach(value)
-        if reach is None:
+        largest = self.row_of_a_tile(value)
+        if largest is None:
             some = undecided.nonzero()[:, 0]
             for which in some.split(max(1, CHUNK // (2 * self.network.widest))) if len(some) else ():
                 start, values, offset = self._one_neuron_each(value, which)
-                yield start, Rows.of(values, offset), which
+                yield start, LinearForms.of(values, offset), which
             return
-        for top, left in pairs(*(range(0, n, TILE) for n in numbers.shape[1:])):
-            tile = numbers[:, top : top + TILE, left : left + TILE]
+        for top, left in pairs(*(range(0, n, self.tile) for n in numbers.shape[1:])):
+            tile = numbers[:, top : top + self.tile, left : left + self.tile]
             some = tile[undecided[tile]]
-            for which in some.split(max(1, CHUNK // (2 * reach))) if len(some) else ():
-                yield value, Rows.of((tile == which.view(-1, 1, 1, 1)).double(), corner=(top, left)), which
+            for which in some.split(max(1, CHUNK // (2 * largest))) if len(some) else ():
+                yield value, LinearForms.of((tile == which.view(-1, 1, 1, 1)).double(), corner=(top, left)), which
 
-    def _reach(self, value: int) -> int | None:
-        """Numbers in the largest tensor of a tile's row on its way to the input; None where windows do not help."""
-        most, (height, width) = 0, (TILE, TILE)
-        while value:
+    def row_of_a_tile(self, value: int) -> int | None:
+        """Numbers in the largest tensor that a row over a tile needs on its way back; None: tiles do not help."""
+        largest, (height, width) = 0, (self.tile, self.tile)
+        while value and self.tile:
             node = self.network.nodes[value - 1]
             if not isinstance(node.op, Conv | Relu | Scale):
                 return None
             value = node.inputs[0]
             if isinstance(node.op, Conv):
-                most = max(most, columns_of(node.op, (0, height, width)))
-                size, map_size = node.op.reach((height, width)), self.network.shapes[value][1:]
-                height, width = (min(a, b) for a, b in zip(size, map_size, strict=True))
-        return most or None
+                largest = max(largest, columns_of(node.op, (0, height, width)))
+                read, shape = pixels_read(node.op, (height, width)), self.network.shapes[value]
+                height, width = min(read[0], shape[1]), min(read[1], shape[2])
+        return largest or None
 
     def _one_neuron_each(self, value: int, which: Tensor) -> tuple[int, Tensor, Tensor]:
         """Neurons of a value as rows over what the layer before it reads, which is exact, or else over the value."""
@@ -168,7 +170,7 @@ class Enclosure:
         columns[rows, channel // (len(kernels) // node.op.groups), :, which % pixels] = kernels[channel]
         return before, fold_columns(node.op, columns, self.network.shapes[before]), bias
 
-    def substitute(self, value: int, rows: Rows, lines: Mapping[int, Lines] | None = None) -> Rows:
+    def substitute(self, value: int, rows: LinearForms, lines: Mapping[int, ReluLines] | None = None) -> LinearForms:
         """Carry lower bounds over a value back to lower bounds over the input; `lines` replace the own ones."""
         pending = {value: rows.values}
         for i in range(value, 0, -1):
@@ -181,18 +183,18 @@ class Enclosure:
                     continue
                 pending[j] = pending[j] + rows.values
                 error = rows.error + 4 * UNIT * (pending[j].abs().flatten(1) @ self.size(j).flatten())
-                rows = Rows(rows.values, rows.offset, error)
+                rows = LinearForms(rows.values, rows.offset, error)
         return replace(rows, values=pending[0])
 
-    def step(self, k: int, rows: Rows, lines: Mapping[int, Lines] | None = None) -> Rows:
+    def step(self, k: int, rows: LinearForms, lines: Mapping[int, ReluLines] | None = None) -> LinearForms:
         """From lower bounds over the result of node k to lower bounds over what it reads."""
         op, flat = self.network.nodes[k].op, rows.values.flatten(1)
         if isinstance(op, Add):
             return rows
-        error = flat.abs() @ rows.part(self.unit[k]).flatten() + self.floor[k]
+        error = flat.abs() @ rows.seen(self.unit[k]).flatten() + self.floor[k]
         if isinstance(op, Relu):
             around = self.lines[k] if lines is None else lines[k]
-            lower, upper, height = (rows.part(t) for t in (around.lower, around.upper, around.height))
+            lower, upper, height = (rows.seen(t) for t in (around.lower, around.upper, around.height))
             values = rows.values * torch.where(rows.values >= 0, lower, upper)
             falling, height = flat.clamp(max=0), height.reshape(-1, flat.shape[1])
             heights = falling @ height[0] if len(height) == 1 else (falling * height).sum(1)
@@ -203,21 +205,21 @@ class Enclosure:
         else:
             assert isinstance(op, Conv | Scale)
             values, corner = transposed_window(op, rows.values, corner, shape)
-        bias = rows.part(bias_of(op, self.network.shapes[k + 1]))
+        bias = rows.seen(bias_of(op, self.network.shapes[k + 1]))
         return rows.adding(values, flat @ bias.flatten(), error, corner)
 
-    def least(self, rows: Rows, value: int) -> Tensor:
+    def least(self, rows: LinearForms, value: int) -> Tensor:
         """The least that rows over a value can be on its box, with all errors subtracted: (row,)."""
         flat = rows.values.flatten(1)
-        low, high, size = (rows.part(t).flatten() for t in (self.lower[value], self.upper[value], self.size(value)))
+        low, high, size = (rows.seen(t).flatten() for t in (self.lower[value], self.upper[value], self.size(value)))
         amount = flat.clamp(min=0) @ low + flat.clamp(max=0) @ high
         total = rows.adding(rows.values, amount, gamma(flat.shape[1]) * (flat.abs() @ size))
         return total.offset - total.error * (1 + 8 * UNIT)
 
-    def margins(self, label: int, wrong: Tensor) -> Rows:
+    def margins(self, label: int, wrong: Tensor) -> LinearForms:
         """The margins z_label - z_j over the network's result, for each j in `wrong`."""
         identity = torch.eye(self.network.shapes[-1][0], dtype=torch.float64)
-        return Rows.of(identity[label] - identity[wrong])
+        return LinearForms.of(identity[label] - identity[wrong])
 
     def interval_margins(self, label: int, wrong: Tensor) -> Tensor:
         """Lower bounds of margins on the boxes alone, multiplied into the last linear layer: (row,)."""
@@ -232,7 +234,7 @@ class Enclosure:
         value = self.network.nodes[self.network.relus[-1]].inputs[0]
         return self.lower[value].flatten(), self.upper[value].flatten()
 
-    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None, last: Ends | None = None) -> Rows:
+    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None, last: Ends | None = None) -> LinearForms:
         """Planes of margins over the perturbation: margin_j(delta) >= values . delta + offset - error.
 
         `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones. Given slopes,
@@ -245,38 +247,34 @@ class Enclosure:
             lines = None if slopes is None else self._lines(slopes[which], box)
             rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), lines)
             parts.append(self._over_delta(rows))
-        return _joined(parts)
+        return LinearForms.joined(parts)
 
-    def neuron_planes(self, which: Tensor) -> Rows:
+    def neuron_planes(self, which: Tensor) -> LinearForms:
         """Planes over the perturbation of inputs z of the last ReLUs: first under each z, then under each -z."""
         value, parts = self.network.nodes[self.network.relus[-1]].inputs[0], []
         for some in which.split(max(1, CHUNK // self.network.widest)):
             start, values, offset = self._one_neuron_each(value, some)
-            parts += [self._over_delta(self.substitute(start, Rows.of(s * values, s * offset))) for s in (1, -1)]
-        return _joined([*parts[::2], *parts[1::2]])
+            parts += [self._over_delta(self.substitute(start, LinearForms.of(s * values, s * offset))) for s in (1, -1)]
+        return LinearForms.joined([*parts[::2], *parts[1::2]])
 
-    def _lines(self, slopes: Tensor, last: Ends | None) -> dict[int, Lines]:
+    def _lines(self, slopes: Tensor, last: Ends | None) -> dict[int, ReluLines]:
         """Lines of every ReLU for each row of slopes.
 
-        Those on a box inside the own one err no more than the own ones (`unit`), for their heights are no greater; one
-        that was emptied and made a point is decided and has none.
+        Lines on a box inside the own one are off by no more than the own ones (`unit`), for their heights are no
+        greater; a box that was emptied and made a point is decided and has no height.
         """
         lines = {}
         for k, given in self.network.split(slopes).items():
             own = self.lines[k]
             if last is not None and k == self.network.relus[-1]:
-                own = Lines.around(last[0].view_as(given), last[1].view_as(given))
+                own = ReluLines.around(last[0].view_as(given), last[1].view_as(given))
             lines[k] = replace(own, lower=torch.where(own.undecided, given, own.lower))
         return lines
 
-    def _over_delta(self, rows: Rows) -> Rows:
+    def _over_delta(self, rows: LinearForms) -> LinearForms:
         """From rows over the input to rows over delta = input - image, flat."""
         flat, centre = rows.values.flatten(1), self.image.flatten()
         return rows.adding(flat, flat @ centre, gamma(flat.shape[1]) * (flat.abs() @ centre.abs()))
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in ("values", "offset", "error")))
 
 
 def _below(x: Tensor) -> Tensor:

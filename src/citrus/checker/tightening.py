@@ -6,7 +6,7 @@ a_k . delta + b_k - e_k, are all <= 0, so that with a plane A . delta + B - E un
     z >= B - E + sum_k mu_k (b_k - e_k) - eps || A + sum_k mu_k a_k ||_1
 
 at every such delta, and likewise for -z. Planes of margins on the tighter boxes hold at these delta, too, and may serve
-in the next round. Neurons' planes have adaptive slopes and live on the boxes of the layers before, which belong to the
+in the next round. Planes of neurons have adaptive slopes and live on the boxes of the layers before, which belong to the
 image alone and stay as they are. A box that becomes empty says that there is no such delta: then everything about it is
 true, and it is made a point.
 """
@@ -16,27 +16,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from citrus.certify.enclosure import Enclosure, Ends
-from citrus.certify.float64 import TINY, Rows, gamma
+from citrus.checker.arithmetic import TINY, LinearForms, gamma
+from citrus.checker.enclosure import Enclosure, Ends
 
 
 @dataclass(frozen=True)
-class Neurons:
-    """One image's planes over delta of the last ReLUs' inputs that are undecided: first under z, then under -z."""
+class UndecidedNeurons:
+    """Planes over delta of one image's undecided inputs z of the last ReLUs: first under each z, then under each -z."""
 
-    place: Tensor  # (neuron,): of each neuron of the layer its number among the undecided, -1 for the others
-    planes: Rows | None
+    place: Tensor  # (neuron,): the number of each neuron among the undecided ones, -1 for the others
+    planes: LinearForms | None
 
     @staticmethod
-    def of(boxes: Enclosure) -> "Neurons":
+    def of(boxes: Enclosure) -> "UndecidedNeurons":
         low, high = boxes.last
         which = ((low < 0) & (high > 0)).nonzero()[:, 0]
         place = torch.full((len(low),), -1)
         place[which] = torch.arange(len(which))
-        return Neurons(place, boxes.neuron_planes(which) if len(which) else None)
+        return UndecidedNeurons(place, boxes.neuron_planes(which) if len(which) else None)
 
 
-def tightened(box: Ends, neurons: Neurons, which: Tensor, multipliers: Tensor, margins: Rows, eps: float) -> Ends:
+def tightened(
+    box: Ends, neurons: UndecidedNeurons, which: Tensor, multipliers: Tensor, margins: LinearForms, eps: float
+) -> Ends:
     """A box of the last ReLUs, (neuron,) each, with bounds of the neurons `which` where all these margins are <= 0.
 
     `multipliers` (2 which, margin) are mu of the lower bounds, then of the upper ones. Decided neurons stay as they
@@ -48,15 +50,14 @@ def tightened(box: Ends, neurons: Neurons, which: Tensor, multipliers: Tensor, m
     which = which[chosen]
     rows = torch.cat([neurons.place[which], neurons.place[which] + len(planes.offset) // 2])
     multipliers = multipliers.double().unflatten(0, (2, -1))[:, chosen].flatten(0, 1)
-    picked = Rows(planes.values[rows], planes.offset[rows], planes.error[rows])
-    below, negative_above = least_where(picked, multipliers, margins, eps).chunk(2)
+    below, negative_above = least_where(planes[rows], multipliers, margins, eps).chunk(2)
     low, high = box[0].clone(), box[1].clone()
     low[which] = torch.maximum(low[which], below)
     high[which] = torch.minimum(high[which], -negative_above)
     return low, torch.maximum(low, high)
 
 
-def least_where(rows: Rows, multipliers: Tensor, margins: Rows, eps: float) -> Tensor:
+def least_where(rows: LinearForms, multipliers: Tensor, margins: LinearForms, eps: float) -> Tensor:
     """The least of rows over delta where all margins are <= 0, with all errors subtracted; -inf if unknown: (row,)."""
     value = rows.offset + multipliers @ margins.offset
     value = value - eps * (rows.values + multipliers @ margins.values).abs().sum(1)

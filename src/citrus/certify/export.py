@@ -1,0 +1,112 @@
+"""From what the cascade found to certificates: the only place where the prover meets the checker's classes."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from citrus.certify.alone import Singles
+from citrus.certify.cascade import BlockProof
+from citrus.certify.refine.sets import JointResult, Subset
+from citrus.certify.result import ALONE
+from citrus.certify.settings import Question
+from citrus.certify.together import GroupProof
+from citrus.checker.certificate import certificate_path as certificate_path
+from citrus.checker.certificate import fingerprint as fingerprint
+from citrus.checker.certificate import write_certificates
+from citrus.checker.proofs import GroupCertificate, PlaneSource, Proof, Round
+
+
+def write_block(folder: Path, question: Question, block: BlockProof, network_path: str | None = None) -> dict[int, int]:
+    """Write a certificate for each group of a block; how many images each file proves, by the group's number."""
+    groups = group_certificates(block, question.eps)
+    inner = question.verifier.linear.intermediate
+    written = write_certificates(folder, question.graph, question.eps, inner, groups, network_path)
+    return {group.number: file.survivors for group, file in zip(groups, written, strict=True)}
+
+
+def group_certificates(block: BlockProof, eps: float) -> list[GroupCertificate]:
+    """The proofs of each group of a block; none for a block that ended in an error."""
+    if block.singles is None:
+        return []
+    return [
+        _GroupExport(block.singles, k, eps).certificate(row.group, proof)
+        for k, (row, proof) in enumerate(zip(block.rows, block.groups, strict=True))
+    ]
+
+
+class _GroupExport:
+    """One group of a block. A certificate names images by their place in the group, and each plane is made once."""
+
+    def __init__(self, singles: Singles, number: int, eps: float) -> None:
+        self.singles = singles
+        self.mine = singles.block.owner == number
+        self.members = self.mine.nonzero().flatten().tolist()
+        self.home = {image: i for i, image in enumerate(self.members)}  # place in the block -> place in the group
+        self.place = {image: p for image, p in singles.place.items() if image in self.home}
+        self.crown = singles.planes[0].lower(eps) if singles.planes else None
+        self.made: dict[tuple[int, int, int], PlaneSource] = {}
+
+    def certificate(self, number: int, proof: GroupProof) -> GroupCertificate:
+        rows = range(self.singles.wrong.shape[1])
+        proofs = [alone for image in self.members for r in rows if (alone := self._alone(image, r)) is not None]
+        parts: list[tuple[int, ...]] = [(i,) for image, i in self.home.items() if image not in proof.hard]
+        if proof.outcome is not None:
+            hard = [self.home[image] for image in proof.hard]
+            parts += [tuple(hard[i] for i in part) for part in proof.outcome.result.parts]
+            proofs += self._conflicts(proof)
+            proofs += [self._joint(result) for result in proof.outcome.proofs]
+        index, images, labels = (
+            t[self.mine].cpu() for t in (self.singles.block.index, self.singles.block.images, self.singles.block.labels)
+        )
+        return GroupCertificate(number, index, images, labels, tuple(proofs), proof.certified, tuple(parts))
+
+    def _source(self, image: int, row: int, kind: int) -> PlaneSource:
+        """The plane of a row of an image of the block: kind 0 with adaptive slopes, 1 with optimised ones."""
+        key = (image, row, kind)
+        if key not in self.made:
+            slopes = tuple(s[self.place[image], row].cpu() for s in self.singles.slopes) if kind else None
+            self.made[key] = PlaneSource(self.home[image], int(self.singles.wrong[image, row]), slopes)
+        return self.made[key]
+
+    def _alone(self, image: int, row: int) -> Proof | None:
+        """The proof of one label by itself, if there is one."""
+        singles, stage = self.singles, int(self.singles.stage[image, row])
+        if stage < 0 or not bool(singles.block.correct[image]):
+            return None
+        choices = ((self.home[image], int(singles.wrong[image, row])),)
+        if stage == ALONE.index("alpha"):
+            return Proof(choices, (self._source(image, row, 1),), (1.0,))
+        if self.crown is not None and image in self.place and float(self.crown[self.place[image], row]) > 0:
+            return Proof(choices, (self._source(image, row, 0),), (1.0,))
+        return Proof(choices)
+
+    def _conflicts(self, proof: GroupProof) -> Iterable[Proof]:
+        """What the search proved with the planes of a group; cuts come with the joint proofs."""
+        assert proof.outcome is not None
+        undecided, kinds = self.singles.open, len(self.singles.planes)
+        rows = [(image, row) for image in proof.hard for row in undecided[image].nonzero().flatten().tolist()]
+        for conflict in proof.outcome.result.conflicts:
+            if conflict.planes:
+                planes = tuple(self._source(*rows[p // kinds], p % kinds) for p in conflict.planes)
+                choices = tuple((self.home[proof.hard[i]], j) for i, j in conflict.choices)
+                yield Proof(choices, planes, conflict.lambdas)
+
+    def _joint(self, result: JointResult) -> Proof:
+        weights = result.proof.tolist()
+        used = [m for m, weight in enumerate(weights) if weight > 0]
+        rows = self._members(result.choices, result.slopes)
+        rounds = tuple(
+            Round(self._members(result.choices, part.slopes), part.neurons, part.multipliers)
+            for part in result.assumptions
+        )
+        choices = tuple(self._choice(place, label) for place, label in result.core)
+        return Proof(choices, tuple(rows[m] for m in used), tuple(weights[m] for m in used), rounds)
+
+    def _members(self, choices: Subset, slopes: tuple[Tensor, ...]) -> tuple[PlaneSource, ...]:
+        homes = [self._choice(place, label) for place, label in choices]
+        return tuple(PlaneSource(i, j, tuple(s[m].cpu() for s in slopes)) for m, (i, j) in enumerate(homes))
+
+    def _choice(self, place: int, label: int) -> tuple[int, int]:
+        """A choice by its place among the live images, as a choice of the group."""
+        return self.home[int(self.singles.live[place])], label
