@@ -117,8 +117,9 @@ class RowFile:
         if broken > 1 or (rows and not before):
             raise CitrusError(f"{path} is damaged or no file of rows: move it away.")
         self.by_group = {row.group: row for row in rows}
-        if not before or broken:  # new, or a line was cut short by a crash
-            write_text(path, "".join(json.dumps(line) + "\n" for line in (asked, *map(asdict, rows))))
+        kept = "".join(json.dumps(line) + "\n" for line in (asked, *map(asdict, rows)))
+        if not path.exists() or path.read_text(errors="replace") != kept:  # new, or cut short by a crash
+            write_text(path, kept)
 
     @property
     def rows(self) -> list[GroupResult]:

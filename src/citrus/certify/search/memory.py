@@ -116,6 +116,13 @@ class Memory:
             for c in bits(mask):
                 self.hits[c] |= 1 << k
 
+    def witness(self, chosen: Iterable[int]) -> int | None:
+        """The number of a kept perturbation that violates all of these choices, if there is one."""
+        seen = -1
+        for c in chosen:
+            seen &= self.hits[c]
+        return next(bits(seen), None)
+
     def decide(self, sets: Sequence[tuple[int, ...]], starts: Sequence[dict[int, float]] = ()) -> list[Answer]:
         """Ask the oracle about each set, and learn from every answer."""
         answers = self.oracle.settle(sets, starts)

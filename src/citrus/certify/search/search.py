@@ -50,7 +50,7 @@ class SearchResult:
     survivors: int
     exact: bool
     violable: tuple[Choice, ...]  # the largest set met that counts as violable
-    delta: Tensor | None  # (pixel,) violates it; None where the duals could not decide the set
+    delta: Tensor | None  # (pixel,) violates it; None where the duals could not decide
     conflicts: tuple[Conflict, ...]  # they imply `survivors`: cover.covers(choices of each, labels, survivors, parts)
     parts: tuple[tuple[int, ...], ...]  # images that were counted together
 
@@ -89,7 +89,7 @@ class SubsetSearch:
         self.deadline = _Deadline(float("inf"), float("inf"))  # of the step
         self.wanted = 1
         self.collected: list[int] = []
-        self.reached: list[tuple[int, int | None]] = []  # sets that the search met, with a kept delta for each if known
+        self.reached: list[tuple[int, int | None]] = []  # sets that the search met, each with a kept delta if any
 
     def run(self, limit: SearchLimit = SearchLimit()) -> SearchResult:  # noqa: B008 - frozen
         """Search until the count is exact or the limit is reached."""
@@ -181,7 +181,7 @@ class SubsetSearch:
         """The largest set without a conflict that was met, one choice per image, and a kept delta that violates it."""
         best, delta = 0, None
         known = self.known
-        for mask, k in [*self.reached, *((mask, k) for k, mask in enumerate(known.masks))]:
+        for mask, k in [*((mask, k) for k, mask in enumerate(known.masks)), *self.reached]:
             if mask.bit_count() > best.bit_count() and (k is None or known.spans[k].bit_count() > best.bit_count()):
                 taken = known.attainable(mask, self.order)
                 if taken.bit_count() > best.bit_count():
@@ -224,7 +224,7 @@ class SubsetSearch:
             raise _Stop
         if need == 0:
             self.collected.append(node.mask)
-            self.reached.append((node.mask, next(bits(node.seen), None)))
+            self.reached.append((node.mask, known.witness(node.chosen)))
             return len(self.collected) >= self.wanted
         for at in range(k, self.end):
             mine = known.members[self.order[at]]
