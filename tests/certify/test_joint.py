@@ -14,7 +14,6 @@ from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.ascent import JointSettings, hopeless_after
 from citrus.certify.refine.sets import JointResult, Subset, prove_sets
 from citrus.certify.search.planes import dual_value
-from citrus.errors import CitrusError
 
 STEPS = JointSettings(iterations=25, window=0)
 
@@ -162,16 +161,5 @@ def test_no_time_returns_the_start() -> None:
     assert {result.steps for result in found} == {0}
 
 
-def test_refuses_what_is_no_subset() -> None:
-    instance = small(count=3)
-    right, (first, second) = int(instance.labels[0]), wrong_labels(instance.labels, CLASSES)[0].tolist()
-    for subset in [(), ((0, right),), ((3, first),), ((0, 9),), ((0, first), (0, second))]:
-        with pytest.raises(CitrusError, match="wrong label"):
-            prove_sets(instance, [subset])
-    with pytest.raises(CitrusError, match="2 groups"):
-        prove_sets(instance, [((0, first),)], groups=[1, 2])
-    with pytest.raises(CitrusError, match="box"):
-        replace(instance, boxes=instance.boxes[:1])
-    with pytest.raises(CitrusError, match="iterations"):
-        JointSettings(iterations=-1)
-    assert prove_sets(instance, []) == []
+def test_no_sets_are_no_work() -> None:
+    assert prove_sets(small(count=3), []) == []

@@ -16,7 +16,7 @@ from citrus.checker.arithmetic import Network
 from citrus.checker.certificate import Certificate, fingerprint, read_certificate, store, write_certificates
 from citrus.checker.check import WrongNetworkError, check
 from citrus.checker.cover import covers
-from citrus.checker.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, flat_slopes
+from citrus.checker.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof
 from citrus.errors import CitrusError
 from citrus.files import load_tensors
 from citrus.networks import Graph
@@ -70,8 +70,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
         assert (old.image, old.label) == (new.image, new.label)
         assert old.slopes is not None
         assert new.slopes is not None
-        flat = torch.cat([s.flatten() for s in old.slopes])
-        assert (flat.clamp(0, 1) - flat_slopes(new.slopes)).abs().max() <= 0.5 / 255 + 1e-6
+        assert (old.slopes.clamp(0, 1) - new.exact_slopes).abs().max() <= 0.5 / 255 + 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def with_slopes(change: Callable[[Tensor], Tensor]) -> Callable[[Certificate], C
         sources: dict[PlaneSource, PlaneSource] = {}
         for row in (row for proof in certificate.group.proofs for row in proof.rows):
             assert row.slopes is not None
-            sources[row] = replace(row, slopes=(change(flat_slopes(row.slopes)).float(),))
+            sources[row] = replace(row, slopes=change(row.exact_slopes).float())
         proofs = (replace(p, rows=tuple(sources[row] for row in p.rows)) for p in certificate.group.proofs)
         return replace(certificate, group=replace(certificate.group, proofs=tuple(proofs)))
 
@@ -245,7 +244,7 @@ def test_slopes_stay_floats_where_bytes_would_lose_the_proof(tmp_path: Path) -> 
     generator = torch.Generator().manual_seed(0)
     kept = []
     for wrong in wrong_labels(y, CLASSES)[0].tolist() * 5:
-        slopes = tuple(torch.rand(n, generator=generator) for n in (16, 9))
+        slopes = torch.rand(16 + 9, generator=generator)
         proof = Proof(((0, wrong),), (PlaneSource(0, wrong, slopes),), (1.0,))
 
         def holds(eps: float, proof: Proof = proof) -> bool:

@@ -171,7 +171,7 @@ def exact_plane(plain: Graph, x: Tensor, eps: float, slopes: list[Fraction]) -> 
 def test_values_equal_rational_arithmetic_within_their_rounding() -> None:
     plain, x, eps = tiny(), torch.tensor([[[[0.4, 0.3]]], [[[0.45, 0.35]]]]), 0.3
     slopes = torch.tensor([[0.3, 0.7], [0.9, 0.1]])
-    rows = tuple(PlaneSource(i, 1, (slopes[i],)) for i in range(2))
+    rows = tuple(PlaneSource(i, 1, slopes[i]) for i in range(2))
     evaluator = Evaluator(Network(plain), x, torch.tensor([0, 0]), eps, "interval")
     for weights in ((1.0, 0.0), (0.0, 1.0), (0.3, 0.6), (7.1, 0.001)):
         proof = Proof(((0, 1), (1, 1)), rows, weights)

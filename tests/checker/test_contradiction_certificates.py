@@ -39,7 +39,8 @@ def one_thread() -> Iterator[None]:
 
 def proof_of(result: JointResult) -> Proof:
     def rows(slopes: tuple[Tensor, ...]) -> tuple[PlaneSource, ...]:
-        return tuple(PlaneSource(i, j, tuple(s[m] for s in slopes)) for m, (i, j) in enumerate(result.choices))
+        flat = torch.cat([s.flatten(1) for s in slopes], 1)
+        return tuple(PlaneSource(i, j, flat[m]) for m, (i, j) in enumerate(result.choices))
 
     rounds = tuple(Round(rows(part.slopes), part.neurons, part.multipliers) for part in result.assumptions)
     return Proof(result.choices, rows(result.slopes), tuple(result.lambdas.tolist()), rounds)
@@ -263,6 +264,6 @@ def test_a_proof_keeps_floats_where_bytes_lose_it(tmp_path: Path) -> None:
             low, high = (middle, high) if holds(middle) else (low, middle)
         same = instance_of(instance.graph, instance.images, low)
         back = read_certificate(written(tmp_path / str(n), same, [proof])).group.proofs[0]
-        kept.append({s.dtype for row in back.sources if row.slopes for s in row.slopes})
+        kept.append({row.slopes.dtype for row in back.sources if row.slopes is not None})
     assert {torch.float32} in kept
     assert {torch.uint8} in kept

@@ -44,7 +44,8 @@ def certify(
     result = SubsetSearch(planes).run()
     where = {(i, int(wrong[i, k])): (i, k) for i in range(count) for k in range(CLASSES - 1)}
     sources = {
-        (i, j): PlaneSource(i, j, tuple(s[where[i, j]] for s in slopes) if slopes else None) for i, j in planes.choices
+        (i, j): PlaneSource(i, j, torch.cat([s[where[i, j]].flatten() for s in slopes]) if slopes else None)
+        for i, j in planes.choices
     }
     proofs = [Proof((choice,)) for choice, place in where.items() if by_interval[place]]
     for conflict in result.conflicts:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from citrus.certify.alone import Singles
@@ -65,7 +66,7 @@ class _GroupExport:
         """The plane of a row of an image of the block: kind 0 with adaptive slopes, 1 with optimised ones."""
         key = (image, row, kind)
         if key not in self.made:
-            slopes = tuple(s[self.place[image], row].cpu() for s in self.singles.slopes) if kind else None
+            slopes = _flat(s[self.place[image], row, None] for s in self.singles.slopes)[0] if kind else None
             self.made[key] = PlaneSource(self.home[image], int(self.singles.wrong[image, row]), slopes)
         return self.made[key]
 
@@ -105,8 +106,13 @@ class _GroupExport:
 
     def _members(self, choices: Subset, slopes: tuple[Tensor, ...]) -> tuple[PlaneSource, ...]:
         homes = [self._choice(place, label) for place, label in choices]
-        return tuple(PlaneSource(i, j, tuple(s[m].cpu() for s in slopes)) for m, (i, j) in enumerate(homes))
+        return tuple(PlaneSource(i, j, own) for (i, j), own in zip(homes, _flat(slopes, len(homes)), strict=True))
 
     def _choice(self, place: int, label: int) -> tuple[int, int]:
         """A choice by its place among the live images, as a choice of the group."""
         return self.home[int(self.singles.live[place])], label
+
+
+def _flat(slopes: Iterable[Tensor], rows: int = 1) -> Tensor:
+    """Slopes (row, *neurons) of each ReLU in one piece: (row, neuron)."""
+    return torch.cat([torch.zeros(rows, 0), *(s.flatten(1).cpu() for s in slopes)], 1)

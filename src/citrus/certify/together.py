@@ -16,7 +16,7 @@ from citrus.certify.clock import Clock
 from citrus.certify.refine.rounds import GroupOutcome, GroupTask, refine_groups
 from citrus.certify.refine.sets import Instance
 from citrus.certify.search.planes import ChoicePlanes
-from citrus.certify.search.search import SearchLimit, SubsetSearch
+from citrus.certify.search.search import SubsetSearch
 from citrus.certify.settings import Question
 from citrus.errors import SoundnessError
 
@@ -144,7 +144,7 @@ def _search(question: Question, singles: Singles, members: list[int], delta: Ten
         violated = (margins(question.graph(block.images[index] + delta), block.labels[index]) <= 0) & undecided
         search.known.add_witness(delta, [(i, int(wrong[i, j])) for i, j in violated.nonzero().tolist()])
         share = 1.0 if question.verifier.joint is None else 0.5
-        first = search.run(SearchLimit(seconds=share * clock.left))
+        first = search.run(share * clock.left)
     return GroupTask(places, search, first, clock)
 
 

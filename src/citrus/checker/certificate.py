@@ -22,7 +22,7 @@ are left out and the count is lowered to what the others imply: a file never cla
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,16 +32,7 @@ import torch
 from torch import Tensor
 
 from citrus.checker.arithmetic import Network
-from citrus.checker.proofs import (
-    Evaluator,
-    GroupCertificate,
-    Intermediate,
-    PlaneSource,
-    Proof,
-    Round,
-    confirmed,
-    flat_slopes,
-)
+from citrus.checker.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, Round, confirmed
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.networks.operations import Graph
@@ -131,45 +122,33 @@ def certificate_path(folder: Path, number: int) -> Path:
 
 def _rounded(proofs: tuple[Proof, ...], evaluator: Evaluator) -> tuple[list[Proof], tuple[int, ...]]:
     """Proofs that hold, with slopes as bytes where they still hold so; and the positions of those that do not."""
-    bytes_of: dict[PlaneSource, PlaneSource] = {}
-    coarse = [_proof_as(proof, torch.uint8, bytes_of) for proof in proofs]
-    holding = [value.holds for value in evaluator.values(coarse)]
-    floats_of: dict[PlaneSource, PlaneSource] = {}
-    fine = {
-        k: _proof_as(proof, torch.float32, floats_of)
-        for k, proof in enumerate(proofs)
-        if not holding[k] and any(row.slopes is not None for row in proof.sources)
-    }
-    saved = {k for k, value in zip(fine, evaluator.values(list(fine.values())), strict=True) if value.holds}
-    kept = [fine[k] if k in saved else p for k, p in enumerate(coarse) if holding[k] or k in saved]
-    return kept, tuple(k for k in range(len(proofs)) if not holding[k] and k not in saved)
+    coarse = _stored(proofs, lambda slopes: (slopes.double().clamp(0, 1) * 255).round().byte())
+    kept = {k: coarse[k] for k, value in enumerate(evaluator.values(coarse)) if value.holds}
+    left = [k for k in range(len(proofs)) if k not in kept]
+    fine = _stored([proofs[k] for k in left], lambda slopes: slopes.float().clamp(0, 1))
+    kept |= {k: proof for k, proof, value in zip(left, fine, evaluator.values(fine), strict=True) if value.holds}
+    return [kept[k] for k in sorted(kept)], tuple(k for k in left if k not in kept)
 
 
-def _proof_as(proof: Proof, kind: torch.dtype, made: dict[PlaneSource, PlaneSource]) -> Proof:
-    """The same proof with slopes as bytes or as floats; planes that are shared stay shared."""
+def _stored(proofs: Sequence[Proof], convert: Callable[[Tensor], Tensor]) -> list[Proof]:
+    """The same proofs with numbers as they are stored, slopes converted; planes that are shared stay shared."""
+    made: dict[PlaneSource, PlaneSource] = {}
 
     def rows(sources: tuple[PlaneSource, ...]) -> tuple[PlaneSource, ...]:
-        return tuple(made.get(source) or made.setdefault(source, _with_slopes(source, kind)) for source in sources)
+        for source in sources:
+            slopes = None if source.slopes is None else convert(source.slopes.detach().cpu())
+            made.setdefault(source, replace(source, slopes=slopes))
+        return tuple(made[source] for source in sources)
 
-    rounds = []
-    for part in proof.rounds:
-        multipliers = tuple(mu.cpu().float() for mu in part.multipliers)
-        rounds.append(Round(rows(part.rows), tuple(which.cpu().int() for which in part.neurons), multipliers))
-    return replace(proof, rows=rows(proof.rows), rounds=tuple(rounds))
+    def rounded(part: Round) -> Round:
+        neurons = tuple(which.cpu().int() for which in part.neurons)
+        return Round(rows(part.rows), neurons, tuple(mu.cpu().float() for mu in part.multipliers))
 
-
-def _with_slopes(source: PlaneSource, kind: torch.dtype) -> PlaneSource:
-    """The same plane with slopes in one piece as bytes or as floats."""
-    if source.slopes is None:
-        return source
-    flat = flat_slopes(source.slopes).clamp(0, 1)
-    if bool(flat.isnan().any()):
-        raise CitrusError(f"The slopes of image {source.image}, label {source.label} contain NaN.")
-    return replace(source, slopes=((flat * 255).round().byte() if kind == torch.uint8 else flat.float(),))
+    return [replace(p, rows=rows(p.rows), rounds=tuple(map(rounded, p.rounds))) for p in proofs]
 
 
 def store(path: Path, certificate: Certificate) -> None:
-    """Write one file as it is told, without evaluating anything. Slopes must be one uint8 or float32 tensor a plane."""
+    """Write one file as it is told, without evaluating anything. Slopes must be uint8 or float32."""
     group = certificate.group
     tables: dict[int, dict[bytes, tuple[int, Tensor]]] = {8: {}, 32: {}}
     numbers: dict[tuple[int, ...], int] = {}  # of planes, in the order they come
@@ -177,9 +156,8 @@ def store(path: Path, certificate: Certificate) -> None:
     def number(source: PlaneSource) -> int:
         kind, row = ADAPTIVE, 0
         if source.slopes is not None:
-            (slopes,) = source.slopes
-            kind = 8 * slopes.element_size()
-            row = tables[kind].setdefault(slopes.numpy().tobytes(), (len(tables[kind]), slopes))[0]
+            kind = 8 * source.slopes.element_size()
+            row = tables[kind].setdefault(source.slopes.numpy().tobytes(), (len(tables[kind]), source.slopes))[0]
         return numbers.setdefault((source.image, source.label, kind, row), len(numbers))
 
     members = [number(row) for proof in group.proofs for row in proof.rows]
@@ -228,7 +206,7 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 
 def read_certificate(path: str | Path) -> Certificate:
-    """What `write_certificates` wrote. Slopes are one tensor per plane; nothing is proved yet."""
+    """What `write_certificates` wrote; nothing is proved yet."""
     path = Path(path)
     tensors, header = load_tensors(path)
     if header.get("kind") != "certificate":
@@ -247,10 +225,8 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
     images = images / 255 if tensors["images"].dtype == torch.uint8 else images
     labels, index = (tensors[name].long().reshape(len(images)) for name in ("labels", "index"))
     tables = {bits: tensors[f"slopes{bits}"] for bits in (8, 32) if f"slopes{bits}" in tensors}
-    sources = []
-    for image, label, bits, row in tensors["planes"].long().tolist():
-        slopes = None if bits == ADAPTIVE else (tables[bits][row],)
-        sources.append(PlaneSource(image, label, slopes))
+    planes = tensors["planes"].long().tolist()
+    sources = [PlaneSource(i, j, None if bits == ADAPTIVE else tables[bits][row]) for i, j, bits, row in planes]
     counts = tensors["proofs"].long().reshape(-1, 3).T.tolist()
     choices = tensors["choices"].long().reshape(-1, 2).split(counts[0])
     members = [part.tolist() for part in tensors["members"].long().split(counts[1])]

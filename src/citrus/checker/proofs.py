@@ -40,8 +40,16 @@ class PlaneSource:
     """Position in the group."""
     label: int
     """The wrong label."""
-    slopes: tuple[Tensor, ...] | None = None
-    """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255; None: 1 where u > -l, else 0."""
+    slopes: Tensor | None = None
+    """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255: (neuron,). None takes the adaptive
+    ones: 1 where u > -l, else 0."""
+
+    @property
+    def exact_slopes(self) -> Tensor:
+        """In float64; none if they are adaptive."""
+        if self.slopes is None:
+            return torch.zeros(0, dtype=torch.float64)
+        return self.slopes.detach().cpu().double() / (255 if self.slopes.dtype == torch.uint8 else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +169,7 @@ class Evaluator:
         """Planes of a proof by contradiction have slopes; rounds name neurons that exist, with multipliers >= 0."""
         if not self.network.relus or not all(part.rows for part in proof.rounds):
             return False
-        if not all(row.slopes is not None and self._usable(flat_slopes(row.slopes)) for row in proof.sources):
+        if any(row.slopes is None or not self._usable(row) for row in proof.sources):
             return False
         width = prod(self.network.shapes[self.network.relus[-1] + 1])
         for part in proof.rounds:
@@ -174,8 +182,11 @@ class Evaluator:
                     return False
         return True
 
-    def _usable(self, slopes: Tensor) -> bool:
-        return slopes.numel() == self.network.neurons and bool(((slopes >= 0) & (slopes <= 1)).all())  # no NaN
+    def _usable(self, source: PlaneSource) -> bool:
+        """Adaptive slopes, or as many as there are ReLUs, all in [0, 1]."""
+        slopes = source.exact_slopes
+        whole = slopes.shape == (self.network.neurons,) and bool(((slopes >= 0) & (slopes <= 1)).all())  # no NaN
+        return source.slopes is None or whole
 
     def _enclose(self, image: int, sources: list[PlaneSource], claims: list[int]) -> None:
         """All that is asked about one image. Interval proofs try the plain boxes first: they cost next to nothing."""
@@ -197,13 +208,12 @@ class Evaluator:
     def _add_planes(self, boxes: Enclosure, sources: list[PlaneSource]) -> None:
         """Planes of one image: those with adaptive slopes together, and those with slopes of their own together."""
         self.planes.update(dict.fromkeys(sources))
-        slopes = {source: flat_slopes(source.slopes) for source in sources if source.slopes is not None}
-        own = {source: given for source, given in slopes.items() if self._usable(given)}
-        adaptive = [source for source in sources if source.slopes is None]
-        for batch, stacked in ((adaptive, None), (list(own), torch.stack(list(own.values())) if own else None)):
+        for adaptive in (True, False):
+            batch = [s for s in sources if (s.slopes is None) is adaptive and self._usable(s)]
             if batch:
                 wrong = torch.tensor([source.label for source in batch])
-                rows = boxes.planes(self.labels[batch[0].image], wrong, stacked)
+                slopes = None if adaptive else torch.stack([source.exact_slopes for source in batch])
+                rows = boxes.planes(self.labels[batch[0].image], wrong, slopes)
                 self.planes.update({source: rows[k : k + 1] for k, source in enumerate(batch)})
 
     def _by_contradiction(self, proofs: list[Proof]) -> list[Value]:
@@ -236,7 +246,7 @@ class Evaluator:
         made: dict[tuple[int, int], LinearForms] = {}
         for image, places in asked.items():
             wrong = torch.tensor([rows[n][k].label for n, k in places])
-            slopes = torch.stack([flat_slopes(rows[n][k].slopes or ()) for n, k in places])
+            slopes = torch.stack([rows[n][k].exact_slopes for n, k in places])
             low, high = (torch.stack([own[n][image][end] for n, _ in places]) for end in (0, 1))
             found = self.kept[image][0].planes(self.labels[image], wrong, slopes, (low, high))
             made.update({place: found[k : k + 1] for k, place in enumerate(places)})
@@ -258,12 +268,6 @@ class Evaluator:
             gamma(len(weights) + mixed.numel()) * size + lambdas @ planes.error * (1 + gamma(len(weights))) + TINY
         )
         return Value(float(value), float(rounding))
-
-
-def flat_slopes(slopes: Iterable[Tensor]) -> Tensor:
-    """Slopes in one piece, as float64; none for a network without ReLUs."""
-    scaled = [part.detach().cpu().double().flatten() / (255 if part.dtype == torch.uint8 else 1) for part in slopes]
-    return torch.cat(scaled) if scaled else torch.zeros(0, dtype=torch.float64)
 
 
 def confirmed(group: GroupCertificate, classes: int, proofs: Iterable[Proof], survivors: int) -> bool:

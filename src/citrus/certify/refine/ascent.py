@@ -8,7 +8,6 @@ from torch import Tensor
 from citrus.bounds.slopes import COMPACT, Adam
 from citrus.bounds.substitution import Rows, Triangle, substitute, whole
 from citrus.certify.clock import SharedTime
-from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
 
 OPTIMISM = 3.0
@@ -34,14 +33,6 @@ class JointSettings:
     """A proof must exceed this share of sum lambda (|b| + eps |a|_1), so that rounding in the boxes cannot make it."""
     memory: int | None = None
     """Bytes that one chunk of work may take; None chooses by device."""
-
-    def __post_init__(self) -> None:
-        if min(self.iterations, self.window, self.assume) < 0 or not self.rate > 0 or not 0 < self.decay <= 1:
-            raise CitrusError(
-                f"Joint refinement needs iterations, window, assume >= 0, rate > 0 and 0 < decay <= 1, got {self}."
-            )
-        if not self.tolerance >= 0:
-            raise CitrusError(f"The tolerance of a proof must not be negative, got {self.tolerance}.")
 
 
 @dataclass(frozen=True)

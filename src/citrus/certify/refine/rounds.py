@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.ascent import JointSettings
 from citrus.certify.refine.sets import Instance, JointResult, Starts, Subset, prove_sets
-from citrus.certify.search.search import SearchLimit, SearchResult, SubsetSearch
-from citrus.errors import CitrusError
+from citrus.certify.search.search import SearchResult, SubsetSearch
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,6 @@ class RoundSettings:
     rounds: int = 200
     search_seconds: float = 10.0
     """Most that a search between two rounds may take."""
-
-    def __post_init__(self) -> None:
-        if self.sets < 1 or self.growth < 1 or self.most < self.sets or self.rounds < 0:
-            raise CitrusError(f"Rounds need 1 <= sets <= most, growth >= 1 and rounds >= 0, got {self}.")
 
 
 STRONGEST = RoundSettings(JointSettings(iterations=60, assume=8), singles=True)
@@ -63,9 +58,6 @@ class GroupTask:
     def inward(self, subset: Subset) -> Subset:
         """Choices of the instance as choices of the search."""
         return tuple((self.places.index(place), label) for place, label in subset)
-
-    def limit(self, most: float) -> SearchLimit:
-        return SearchLimit(seconds=min(most, self.clock.left))
 
 
 @dataclass
@@ -121,7 +113,7 @@ def _ask(task: GroupTask, wanted: int, alone: bool, settings: RoundSettings) -> 
     if task.clock.over:
         return []
     with task.clock.running():
-        critical = task.search.critical(wanted, task.limit(settings.search_seconds))
+        critical = task.search.critical(wanted, min(settings.search_seconds, task.clock.left))
     known = task.search.known
     return [(choice,) for choice in known.names(known.alive)] if alone and critical else critical
 
@@ -129,5 +121,5 @@ def _ask(task: GroupTask, wanted: int, alone: bool, settings: RoundSettings) -> 
 def _searched_again(task: GroupTask, before: SearchResult, settings: RoundSettings) -> SearchResult:
     """The count after new cuts. A search that is cut short may find less than before: then the old count stands."""
     with task.clock.running():
-        again = task.search.run(task.limit(settings.search_seconds))
+        again = task.search.run(min(settings.search_seconds, task.clock.left))
     return again if again.survivors >= before.survivors else replace(before, exact=False)

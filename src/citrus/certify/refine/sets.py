@@ -3,16 +3,13 @@
     results = prove_sets(Instance(graph, images, labels, boxes, eps), [((0, 3), (4, 7)), ((1, 2), (2, 8), (5, 0))])
     cuts = [result.core for result in results if result.proved]
 
-For a set S of choices (image i, wrong label j) each member has lower slopes alpha_i of its own, which give a plane
-a_i . delta + b_i under its margin (bounds/substitution.py). Since delta is shared, S is not violable if
-
-    g(alpha, lambda) = sum_i lambda_i b_i(alpha_i) - eps * || sum_i lambda_i a_i(alpha_i) ||_1 > 0
-
-for any slopes in [0, 1] and any lambda in the simplex. With the boxes of the ReLUs held fixed, the maximum of g is the
-value of the linear program in which every member has the triangle relaxation of every layer and all share one delta:
-what RaVeN solves as a program and RACoon (Banerjee and Singh, 2024) approaches by a few steps on few sets. Here every
-set that decides a count climbs until it is proved or stops paying, all of them in one batch (ascent.py): members are
-tasks, and a sum over the tasks of a set makes its value. Tightening boxes in turn (tightening.py) goes beyond it.
+Each member of a set of choices (image i, wrong label j) has lower slopes of its own, which give a plane
+a_i . delta + b_i under its margin (bounds/substitution.py). Any slopes in [0, 1] and any lambda in the simplex with
+g(lambda) > 0 on these planes prove the set (search/planes.py). With the boxes of the ReLUs held fixed, the maximum over
+both is the value of the linear program in which every member has the triangle relaxation of every layer and all share
+one delta: what RaVeN solves as a program and RACoon (Banerjee and Singh, 2024) approaches by a few steps on few sets.
+Here every set that decides a count climbs until it is proved or stops paying, all of them in one batch (ascent.py).
+Tightening boxes in turn (tightening.py) goes beyond that program.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +27,6 @@ from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.ascent import JointSettings, Members, climb, hopeless_after
 from citrus.certify.refine.tightening import Assumption, NeuronPlanes, Violated, neuron_planes, tighten
 from citrus.certify.search.planes import Choice, dual_value
-from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
 
 Subset = tuple[Choice, ...]
@@ -49,12 +45,6 @@ class Instance:
     eps: float
     kept: dict[int, NeuronPlanes] = field(default_factory=dict, repr=False, compare=False)
     """Planes of undecided neurons by image, once they were asked for."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eps < float("inf"):
-            raise CitrusError(f"eps must be a finite number >= 0, got {self.eps}.")
-        if len(self.boxes) != len(self.graph.relu_inputs) or any(len(b.centre) != len(self.images) for b in self.boxes):
-            raise CitrusError("An instance needs one box per ReLU of the network, each with a row for every image.")
 
     def neurons(self, image: int) -> NeuronPlanes:
         if image not in self.kept:
@@ -104,31 +94,15 @@ def prove_sets(
 
     `groups` holds the number of each set's group, whose clock pays for it; without it all sets are one group.
     """
-    sets = [tuple((int(i), int(j)) for i, j in subset) for subset in sets]
-    groups = [0] * len(sets) if groups is None else groups
-    _check(instance, sets, groups)
     if not sets:
         return []
+    graph, device = instance.graph, instance.images.device
     refinement = _Refinement(instance, settings, clocks or SharedTime([Clock()]))
     mean = sum(len(subset) for subset in sets) / len(sets)
-    each = int(
-        12 * mean * footprint(instance.graph, len(instance.graph.nodes), (0, 0)) * instance.images.element_size()
-    )
-    budget = MemoryLimit.of(settings.memory, instance.images.device)
-    numbered = list(zip(sets, groups, strict=True))
+    each = int(12 * mean * footprint(graph, len(graph.nodes), (0, 0)) * instance.images.element_size())
+    numbered = list(zip(sets, groups or [0] * len(sets), strict=True))
+    budget = MemoryLimit.of(settings.memory, device)
     return map_in_chunks(numbered, each, budget, lambda part: refinement.run(part, starts or {}))
-
-
-def _check(instance: Instance, sets: Sequence[Subset], groups: Sequence[int]) -> None:
-    """Refuse sets that name no choice, or one that does not exist, or an image twice."""
-    if len(groups) != len(sets):
-        raise CitrusError(f"There are {len(sets)} sets, but {len(groups)} groups they belong to.")
-    truth = instance.labels.tolist()
-    for subset in sets:
-        images = [i for i, _ in subset]
-        known = all(0 <= i < len(truth) and 0 <= j < instance.graph.classes and j != truth[i] for i, j in subset)
-        if not subset or not known or len(set(images)) < len(images):
-            raise CitrusError(f"A set names one wrong label of each of some of the {len(truth)} images, got {subset}.")
 
 
 @dataclass

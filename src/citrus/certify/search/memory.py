@@ -5,13 +5,16 @@ every subset of what it violates, so most questions are answered here before any
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import permutations
+from operator import and_
 
 import torch
 from torch import Tensor
 
 from citrus.certify.search.duals import Answer, Oracle
 from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
-from citrus.errors import CitrusError, SoundnessError
+from citrus.errors import SoundnessError
 
 ROOM = 1 << 25  # numbers in the perturbations that are kept: 256 MB
 
@@ -26,6 +29,16 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
+
+
+def completing(mask: int, conflicts: Iterable[int]) -> int:
+    """The choices that would complete one of these conflicts with those in a bit set."""
+    found = 0
+    for conflict in conflicts:
+        rest = conflict & ~mask
+        if rest & (rest - 1) == 0:
+            found |= rest
+    return found
 
 
 class Memory:
@@ -60,18 +73,14 @@ class Memory:
 
     def add_cut(self, choices: Iterable[Choice]) -> None:
         """Use a proof found elsewhere that these choices cannot all be violated by one delta."""
-        cut = tuple(sorted({(int(i), int(j)) for i, j in choices}))
-        if not cut or any(not 0 <= image < self.planes.images for image, _ in cut):
-            raise CitrusError(f"a cut names at least one choice of images 0..{self.planes.images - 1}, got {cut}.")
+        cut = tuple(sorted(choices))
         if all(choice in self.position for choice in cut):  # a label that is not open cannot be violated anyway
             self.learn(Conflict(cut))
 
     def add_witness(self, delta: Tensor, choices: Iterable[Choice] = ()) -> None:
         """Start from a delta, for instance of an attack, and the choices it violates on the network itself."""
-        pixels, eps = self.planes.slopes.shape[1], self.planes.eps
-        if delta.numel() != pixels or not bool((delta.abs() <= eps * (1 + 1e-6)).all()):
-            raise CitrusError(f"a witness must have {pixels} pixels within eps = {eps}, got {tuple(delta.shape)}.")
-        known = sum(1 << self.position[c] for c in {(int(i), int(j)) for i, j in choices} if c in self.position)
+        eps = self.planes.eps
+        known = sum(1 << self.position[choice] for choice in set(choices) if choice in self.position)
         for mask in self.log:
             if mask & ~known == 0:
                 raise Contradiction(f"a delta violates {self.names(known)}, but {self.names(mask)} is proved safe.")
@@ -91,19 +100,16 @@ class Memory:
         self.log.append(mask)
         if len(chosen) == 1:
             self.alive &= ~mask
-        elif len(chosen) == 2:
-            for c in chosen:
+        for c in chosen:
+            if len(chosen) == 2:
                 self.clash[c] |= mask & ~(1 << c)
-        else:
-            for c in chosen:
+            elif len(chosen) > 2:
                 self.touching[c].append(mask)
 
     def keep(self, deltas: Sequence[Tensor], attacked: int = 0) -> None:
         """Remember perturbations and all they violate, unless an older one violates the same choices and more."""
-        if not deltas:
-            return
-        for delta, plane_mask in zip(deltas, self.oracle.violated(torch.stack(list(deltas))), strict=True):
-            mask = plane_mask | attacked
+        masks = self.oracle.violated(torch.stack(list(deltas))) if deltas else []
+        for delta, mask in zip(deltas, [mask | attacked for mask in masks], strict=True):
             full = len(self.deltas) * delta.numel() > ROOM
             if not attacked and (full or any(mask & ~old == 0 for old in self.masks)):
                 continue
@@ -118,10 +124,7 @@ class Memory:
 
     def witness(self, chosen: Iterable[int]) -> int | None:
         """The number of a kept perturbation that violates all of these choices, if there is one."""
-        seen = -1
-        for c in chosen:
-            seen &= self.hits[c]
-        return next(bits(seen), None)
+        return next(bits(reduce(and_, (self.hits[c] for c in chosen))), None)
 
     def decide(self, sets: Sequence[tuple[int, ...]], starts: Sequence[dict[int, float]] = ()) -> list[Answer]:
         """Ask the oracle about each set, and learn from every answer."""
@@ -155,13 +158,10 @@ class Memory:
         """Images that conflict much with each other last: the search begins there, and its first counts are low."""
         choices = [mask & self.alive for mask in self.members]
         left = [image for image, mask in enumerate(choices) if mask]
-        share = {
-            (i, j): sum((self.clash[c] & choices[j]).bit_count() for c in bits(choices[i]))
-            / (choices[i].bit_count() * choices[j].bit_count())
-            for i in left
-            for j in left
-            if i != j
-        }
+        share = {}
+        for i, j in permutations(left, 2):
+            clashing = sum((self.clash[c] & choices[j]).bit_count() for c in bits(choices[i]))
+            share[i, j] = clashing / (choices[i].bit_count() * choices[j].bit_count())
         total = {i: sum(share[i, j] for j in left if j != i) for i in left}
         bond = dict.fromkeys(left, 0.0)
         order: list[int] = []
@@ -180,9 +180,7 @@ class Memory:
             mine = self.members[image] & self.alive
             if not mine:
                 continue
-            common = -1
-            for c in bits(mine):
-                common &= self.clash[c]
+            common = reduce(and_, (self.clash[c] for c in bits(mine)))
             for k, (family, mask) in enumerate(families):
                 if mask & ~common == 0:
                     family.append(image)

@@ -30,16 +30,6 @@ class ChoicePlanes:
     slopes: Tensor  # (plane, pixel) float64
     offsets: Tensor  # (plane,) float64
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.eps < float("inf")):
-            raise CitrusError(f"eps must be a finite number >= 0, got {self.eps}.")
-        if self.slopes.ndim != 2 or not len(self.slopes) == len(self.offsets) == len(self.owner):
-            raise CitrusError(
-                f"planes need slopes (plane, pixel) and one offset and owner each, got {tuple(self.slopes.shape)}."
-            )
-        if len(set(self.choices)) < len(self.choices) or any(not 0 <= i < self.images for i, _ in self.choices):
-            raise CitrusError(f"choices must be distinct pairs (image, label) with image in 0..{self.images - 1}.")
-
     @staticmethod
     def of(
         slopes: Tensor, offsets: Tensor, labels: Tensor, eps: float, undecided: Tensor | None = None
@@ -50,9 +40,6 @@ class ChoicePlanes:
         """
         if slopes.ndim == 3:
             slopes, offsets = slopes[:, :, None], offsets[:, :, None]
-        if slopes.ndim != 4 or offsets.shape != slopes.shape[:3] or labels.shape != slopes.shape[:2]:
-            shapes = ", ".join(str(tuple(part.shape)) for part in (slopes, offsets, labels))
-            raise CitrusError(f"the shapes of slopes, offsets and labels do not belong together: {shapes}.")
         keep = torch.ones_like(labels, dtype=torch.bool) if undecided is None else undecided.bool()
         choices = tuple((i, int(labels[i, j])) for i, j in keep.nonzero().tolist())
         return ChoicePlanes(

@@ -1,6 +1,6 @@
 """Exact search for the most images of a group that one perturbation can violate on the planes.
 
-    result = SubsetSearch(planes).run(SearchLimit(seconds=10))
+    result = SubsetSearch(planes).run(seconds=10)
 
 A choice is (image, wrong label); a set of choices, one label per image, is violable when one delta brings all its
 planes to <= 0 (planes.py). Violable sets are closed under subsets, so the largest one is a kind of largest clique, and
@@ -27,20 +27,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from citrus.certify.search.memory import Memory, bits
+from citrus.certify.search.memory import Memory, bits, completing
 from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
 
 AHEAD = 12  # sets decided in one batch at a node: the labels of the next image, then of the images after it
 PAIRS = 512  # pairs decided between two looks at the clock
-SLICE = 0.3  # share of what is left of the limit that one more image may use before a new part is started
-
-
-@dataclass(frozen=True)
-class SearchLimit:
-    """When to stop; the answer is then sound but perhaps not exact."""
-
-    seconds: float = float("inf")
-    nodes: float = float("inf")
+SLICE = 0.3  # share of the time that is left that one more image may use before a new part is started
 
 
 @dataclass(frozen=True)
@@ -56,14 +48,7 @@ class SearchResult:
 
 
 class _Stop(Exception):
-    """The limit of a step is reached."""
-
-
-class _Deadline(NamedTuple):
-    """A point in time and a number of nodes, counted from the first run."""
-
-    time: float
-    nodes: float
+    """The time of a step is over."""
 
 
 class _Node(NamedTuple):
@@ -86,17 +71,17 @@ class SubsetSearch:
         self.suffix: list[int] = []  # the same over all of order[k:], sums over parts
         self.upper: dict[tuple[int, int], int] = {}  # bounds of best by (k, end) from earlier runs, still valid
         self.nodes = 0
-        self.deadline = _Deadline(float("inf"), float("inf"))  # of the step
+        self.end_of_step = float("inf")  # a point in time
         self.wanted = 1
         self.collected: list[int] = []
         self.reached: list[tuple[int, int | None]] = []  # sets that the search met, each with a kept delta if any
 
-    def run(self, limit: SearchLimit = SearchLimit()) -> SearchResult:  # noqa: B008 - frozen
-        """Search until the count is exact or the limit is reached."""
-        whole = self._deadline(limit)
+    def run(self, seconds: float = float("inf")) -> SearchResult:
+        """Search until the count is exact or the time is over; the answer is then sound but perhaps not exact."""
+        end_of_run = self.now() + seconds
         self.wanted, self.collected = 1, []
-        self._decide_pairs(whole)
-        parts = self._count_parts(whole)
+        self._decide_pairs(end_of_run)
+        parts = self._count_parts(end_of_run)
         lost = sum(bound for _, bound in parts)
         counted = {image for part, _ in parts for image in part}
         parts += [((image,), 0) for image in range(self.known.planes.images) if image not in counted]
@@ -110,7 +95,7 @@ class SubsetSearch:
             parts=tuple(part for part, _ in parts),
         )
 
-    def critical(self, count: int = 64, limit: SearchLimit = SearchLimit()) -> list[tuple[Choice, ...]]:  # noqa: B008
+    def critical(self, count: int = 64, seconds: float = float("inf")) -> list[tuple[Choice, ...]]:
         """Violable sets of the largest size after a run: the certified count rises once every one of them is proved.
 
         At most `count` of them. None when an attack violates so many images on the network itself: the count is final.
@@ -119,31 +104,27 @@ class SubsetSearch:
         attacked = (self.known.span(mask).bit_count() for mask in self.known.attacked.values())
         if not size or size <= max(attacked, default=0):
             return []
-        self.deadline = self._deadline(limit)
+        self.end_of_step = self.now() + seconds
         self.best, self.end, self.wanted, self.collected = self.suffix, len(self.order), count, []
         with suppress(_Stop):  # those found in time are returned
             self._reaches(_Node((), 0, self.known.alive, -1, {}), 0, size)
         return [self.known.names(mask) for mask in self.collected]
 
-    def _deadline(self, limit: SearchLimit) -> _Deadline:
-        return _Deadline(self.now() + limit.seconds, self.nodes + limit.nodes)
-
-    def _decide_pairs(self, whole: _Deadline) -> None:
+    def _decide_pairs(self, end_of_run: float) -> None:
         """Single choices and pairs first: they are decided in large batches and prune the most."""
         if not self.paired:
             self.known.decide([(c,) for c in bits(self.known.alive)])
             pairs = self.known.undecided_pairs()
-            half = (self.now() + whole.time) / 2  # the rest is for larger sets
+            half = (self.now() + end_of_run) / 2  # the rest is for larger sets
             while batch := list(islice(pairs, PAIRS)):
                 if self.now() > half:
                     break  # the pairs that are left are decided where the search meets them, or in the next run
                 self.known.decide(batch)
             else:
                 self.paired = True
-        if not self.order:
-            self.order = self.known.arranged()
+        self.order = self.order or self.known.arranged()
 
-    def _count_parts(self, whole: _Deadline) -> list[tuple[tuple[int, ...], int]]:
+    def _count_parts(self, end_of_run: float) -> list[tuple[tuple[int, ...], int]]:
         """Parts of the images and how many of each can be violated at most."""
         parts: list[tuple[tuple[int, ...], int]] = []
         self.end = k = len(self.order)
@@ -155,13 +136,13 @@ class SubsetSearch:
             if lost + self.best[k] + len(rest) <= self._largest()[0].bit_count():
                 break  # the trivial bound of the others closes the gap
             try:
-                self._narrow(whole)
+                self.end_of_step = self.now() + SLICE * max(0.0, end_of_run - self.now())
                 self.best[k - 1] = self._step(k - 1)
                 self.upper[k - 1, self.end] = self.best[k - 1]
                 self.suffix[k - 1] = lost + self.best[k - 1]
                 k -= 1
             except _Stop:
-                if self.now() > whole.time or self.nodes >= whole.nodes or k == self.end:
+                if self.now() > end_of_run or k == self.end:
                     break
                 parts.append((tuple(self.order[k : self.end]), self.best[k]))
                 lost, self.end, self.best[k] = lost + self.best[k], k, 0
@@ -170,12 +151,6 @@ class SubsetSearch:
         if k < self.end:
             parts.append((tuple(self.order[k : self.end]), self.best[k]))
         return parts + [(clique, 1) for clique in self.known.cliques(self.order[:k])]
-
-    def _narrow(self, whole: _Deadline) -> None:
-        """The next step gets a slice of what is left."""
-        now = self.now()
-        left, nodes = max(0.0, whole.time - now), max(0.0, whole.nodes - self.nodes)
-        self.deadline = _Deadline(now + SLICE * left, self.nodes + SLICE * nodes)
 
     def _largest(self) -> tuple[int, Tensor | None]:
         """The largest set without a conflict that was met, one choice per image, and a kept delta that violates it."""
@@ -209,18 +184,14 @@ class SubsetSearch:
 
     def _child(self, node: _Node, c: int, allowed: int) -> _Node:
         mask = node.mask | 1 << c
-        allowed &= ~self.known.clash[c]
-        for conflict in self.known.touching[c]:
-            rest = conflict & ~mask
-            if rest & (rest - 1) == 0:
-                allowed &= ~rest
+        allowed &= ~self.known.clash[c] & ~completing(mask, self.known.touching[c])
         return _Node((*node.chosen, c), mask, allowed, node.seen & self.known.hits[c], node.weights)
 
     def _reaches(self, node: _Node, k: int, need: int) -> bool:
         """Can `need` images of order[k:end] be violated together with the chosen ones?"""
         known, allowed = self.known, node.allowed
         self.nodes += 1
-        if self.nodes > self.deadline.nodes or self.now() > self.deadline.time:
+        if self.now() > self.end_of_step:
             raise _Stop
         if need == 0:
             self.collected.append(node.mask)
@@ -234,24 +205,16 @@ class SubsetSearch:
                 return False
             learned = len(known.log)
             weights = self._look_ahead(node, allowed, at)
-            allowed = self._without(node.mask, allowed, learned)
+            allowed &= ~completing(node.mask, known.log[learned:])
             for c in bits(allowed & mine):
                 if not allowed >> c & 1:
                     continue  # a conflict learned below a sibling
                 child = self._child(node, c, allowed & ~mine)._replace(weights=weights.get(c, node.weights))
                 if self._reaches(child, at + 1, need - 1):
                     return True
-                allowed = self._without(node.mask, allowed, learned)
+                allowed &= ~completing(node.mask, known.log[learned:])
             allowed &= ~mine
         return False
-
-    def _without(self, mask: int, allowed: int, since: int) -> int:
-        """Drop choices that complete a conflict learned since then."""
-        for conflict in self.known.log[since:]:
-            rest = conflict & ~mask
-            if rest & (rest - 1) == 0:
-                allowed &= ~rest
-        return allowed
 
     def _colours(self, allowed: int, need: int) -> bool:
         """Whether a greedy split of the choices into families that conflict in pairs has at least `need` families."""
