@@ -1,19 +1,18 @@
 """Rounds of search and joint proofs: counts rise, hold, and every group pays for its own work only."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
-from support.helpers import CLASSES
 from support.clocks import Ticks
+from support.helpers import CLASSES
 from support.joint_cases import mixed_subsets, sampled, small
 
 from citrus.bounds import LinearSettings, crown, margin_rows
 from citrus.bounds.margins import wrong_labels
 from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.ascent import JointSettings
-from citrus.certify.refine.rounds import STRONGEST, GroupTask, RoundSettings, refine_groups
+from citrus.certify.refine.rounds import STRONGEST, OpenGroup, RoundSettings, refine_groups
 from citrus.certify.refine.sets import Instance, prove_sets
 from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SearchResult, SubsetSearch
@@ -39,12 +38,9 @@ def planes_of(instance: Instance, size: int) -> list[ChoicePlanes]:
     return [ChoicePlanes.of(*(part[g] for part in parts), instance.eps, ~(bounds.lower[g] > 0)) for g in groups]
 
 
-def tasks_of(instance: Instance, size: int, clock: Callable[[], Clock] = Clock) -> list[GroupTask]:
-    tasks = []
-    for k, planes in enumerate(planes_of(instance, size)):
-        search = SubsetSearch(planes)
-        tasks.append(GroupTask(range(size * k, size * k + size), search, search.run(), clock()))
-    return tasks
+def groups_of(instance: Instance, size: int, clock: Callable[[], Clock] = Clock) -> list[OpenGroup]:
+    planes = enumerate(planes_of(instance, size))
+    return [OpenGroup(range(size * k, size * k + size), SubsetSearch(p), clock()) for k, p in planes]
 
 
 @pytest.mark.parametrize(
@@ -52,38 +48,42 @@ def tasks_of(instance: Instance, size: int, clock: Callable[[], Clock] = Clock) 
 )
 def test_rounds_raise_the_count_and_no_perturbation_goes_below_it(settings: RoundSettings) -> None:
     instance = small(count=24, eps=0.045)
-    tasks = tasks_of(instance, 4)
-    outcomes = refine_groups(instance, tasks, settings)
-    assert all(task.first.survivors <= o.result.survivors for task, o in zip(tasks, outcomes, strict=True))
-    assert sum(o.result.survivors for o in outcomes) > sum(task.first.survivors for task in tasks)
+    groups = groups_of(instance, 4)
+    refine_groups(instance, groups, settings)
+    assert all(group.first <= group.result.survivors for group in groups)
+    assert sum(group.result.survivors for group in groups) > sum(group.first for group in groups)
     deltas = sampled(instance, 2_000)
-    for task, outcome in zip(tasks, outcomes, strict=True):
-        labels = [[j for i, j in task.search.known.planes.choices if i == image] for image in range(4)]
-        conflicts = [conflict.choices for conflict in outcome.result.conflicts]
-        assert covers(conflicts, labels, outcome.result.survivors, outcome.result.parts)
+    for group in groups:
+        labels = [[j for i, j in group.search.known.planes.choices if i == image] for image in range(4)]
+        conflicts = [conflict.choices for conflict in group.result.conflicts]
+        assert covers(conflicts, labels, group.result.survivors, group.result.parts)
         right = torch.stack(
-            [instance.graph(instance.images[i] + deltas).argmax(1) == instance.labels[i] for i in task.places]
+            [instance.graph(instance.images[i] + deltas).argmax(1) == instance.labels[i] for i in group.places]
         )
-        assert int(right.sum(0).min()) >= outcome.result.survivors
-        assert all({i for i, _ in proof.core} <= set(task.places) for proof in outcome.proofs)
+        assert int(right.sum(0).min()) >= group.result.survivors
+        assert all({i for i, _ in proof.core} <= set(group.places) for proof in group.proofs)
 
 
 def test_rounds_in_lockstep_equal_one_group_after_another() -> None:
     instance = small(count=12, eps=0.06)
     settings = RoundSettings(JointSettings(iterations=30), sets=2, growth=3)
-    together = refine_groups(instance, tasks_of(instance, 4), settings)
-    alone = [refine_groups(instance, [task], settings)[0] for task in tasks_of(instance, 4)]
-    assert [o.result.survivors for o in together] == [o.result.survivors for o in alone]
-    assert [o.stuck for o in together] == [o.stuck for o in alone]
-    assert refine_groups(instance, []) == []
+    together, alone = groups_of(instance, 4), groups_of(instance, 4)
+    refine_groups(instance, together, settings)
+    for group in alone:
+        refine_groups(instance, [group], settings)
+    assert [(g.result.survivors, g.stuck) for g in together] == [(g.result.survivors, g.stuck) for g in alone]
+    refine_groups(instance, [])
 
 
 def test_a_group_without_time_is_left_as_it_is() -> None:
     instance = small(count=12, eps=0.06)
-    tasks = tasks_of(instance, 4, lambda: Clock(0.0))
-    outcomes = refine_groups(instance, tasks)
-    assert [o.result for o in outcomes] == [task.first for task in tasks]
-    assert not any(o.proofs or o.stuck for o in outcomes)
+    groups = groups_of(instance, 4)
+    before = [group.result for group in groups]
+    for group in groups:
+        group.clock.seconds = 0.0
+    refine_groups(instance, groups)
+    assert [group.result for group in groups] == before
+    assert not any(group.proofs or group.stuck for group in groups)
 
 
 def test_a_batch_is_paid_by_the_members_of_each_group() -> None:
@@ -134,15 +134,14 @@ class Slow(SubsetSearch):
 
 
 def test_a_slow_group_does_not_take_the_time_of_the_others() -> None:
-    instance, settings = small(count=12, eps=0.06), replace(STRONGEST, search_seconds=1000.0)
-    free = refine_groups(instance, tasks_of(instance, 4), settings)
-    ticks, tasks = Ticks(), list[GroupTask]()
+    instance, free = small(count=12, eps=0.06), groups_of(small(count=12, eps=0.06), 4)
+    refine_groups(instance, free, STRONGEST)
+    ticks, groups = Ticks(), list[OpenGroup]()
     for k, planes in enumerate(planes_of(instance, 4)):
         search = Slow(planes, ticks) if k == 0 else SubsetSearch(planes, ticks)
-        tasks.append(GroupTask(range(4 * k, 4 * k + 4), search, search.run(), Clock(150.0, ticks)))
-    outcomes = refine_groups(instance, tasks, settings)
-    assert tasks[0].clock.over
-    assert [task.clock.spent for task in tasks[1:]] == [0.0, 0.0]
-    for one, two in zip(outcomes[1:], free[1:], strict=True):
-        assert (one.result.survivors, one.stuck) == (two.result.survivors, two.stuck)
-    assert outcomes[0].result.survivors <= free[0].result.survivors
+        groups.append(OpenGroup(range(4 * k, 4 * k + 4), search, Clock(250.0, ticks)))
+    refine_groups(instance, groups, STRONGEST)
+    assert groups[0].clock.over
+    assert [group.clock.spent for group in groups[1:]] == [0.0, 0.0]
+    assert [(g.result.survivors, g.stuck) for g in groups[1:]] == [(g.result.survivors, g.stuck) for g in free[1:]]
+    assert groups[0].result.survivors <= free[0].result.survivors

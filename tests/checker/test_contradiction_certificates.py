@@ -13,15 +13,15 @@ from support.proved import failures
 from torch import Tensor
 
 from citrus.certify.cascade import Cascade
-from citrus.certify.export import group_certificates
+from citrus.certify.export import certificates_of
 from citrus.certify.refine.ascent import JointSettings
 from citrus.certify.refine.sets import Instance, JointResult, prove_sets
 from citrus.certify.settings import CertifySettings
 from citrus.checker.arithmetic import LinearForms, Network
-from citrus.checker.certificate import Certificate, read_certificate, store, write_certificates
+from citrus.checker.certificate import read_certificate, store, write_certificates
 from citrus.checker.check import check
 from citrus.checker.enclosure import Enclosure
-from citrus.checker.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, Round
+from citrus.checker.proofs import Certificate, Evaluator, Intermediate, PlaneSource, Proof, Round
 from citrus.checker.tightening import UndecidedNeurons, least_where, tightened
 from citrus.networks.operations import Linear
 
@@ -55,8 +55,8 @@ def found(name: str) -> tuple[Instance, list[Proof]]:
 
 def written(folder: Path, instance: Instance, proofs: list[Proof]) -> Path:
     index = torch.arange(len(instance.images))
-    group = GroupCertificate(0, index, instance.images, instance.labels, tuple(proofs), 0)
-    (file,) = write_certificates(folder, instance.graph, instance.eps, "crown", [group])
+    given = Certificate(0, index, instance.images, instance.labels, instance.eps, "crown", tuple(proofs), 0)
+    (file,) = write_certificates(folder, instance.graph, [given])
     assert not file.lost
     return file.path
 
@@ -79,7 +79,7 @@ def test_a_file_gives_back_the_rounds(honest: tuple[Instance, Path], tmp_path: P
     assert report.holding == report.proofs >= 3
     first = read_certificate(path)
     store(tmp_path / "again", first)
-    for old, new in zip(first.group.proofs, read_certificate(tmp_path / "again").group.proofs, strict=True):
+    for old, new in zip(first.proofs, read_certificate(tmp_path / "again").proofs, strict=True):
         assert (old.choices, old.lambdas, len(old.rounds)) == (new.choices, new.lambdas, len(new.rounds))
         for one, two in zip(old.rounds, new.rounds, strict=True):
             assert [(r.image, r.label) for r in one.rows] == [(r.image, r.label) for r in two.rows]
@@ -130,7 +130,7 @@ SPOILED: dict[str, Callable[[Proof], Proof]] = {
 def test_no_spoiled_proof_holds(name: str, honest: tuple[Instance, Path]) -> None:
     instance, path = honest
     evaluator = Evaluator(Network(instance.graph), instance.images, instance.labels, instance.eps, "crown")
-    proofs = read_certificate(path).group.proofs
+    proofs = read_certificate(path).proofs
     assert all(value.holds for value in evaluator.values(proofs))
     assert not any(value.holds for value in evaluator.values([SPOILED[name](proof) for proof in proofs]))
 
@@ -143,19 +143,18 @@ def test_another_claim_does_not_hold(honest: tuple[Instance, Path], tmp_path: Pa
         store(tmp_path / "changed", changed)
         return check(tmp_path / "changed", instance.graph).holding
 
-    group = certificate.group
-    assert holding(certificate) == len(group.proofs)
+    assert holding(certificate) == len(certificate.proofs)
     assert holding(replace(certificate, eps=1.2 * instance.eps)) == 0
-    assert holding(replace(certificate, group=replace(group, images=group.images.roll(1, 3)))) < len(group.proofs)
-    assert holding(replace(certificate, group=replace(group, images=group.images * torch.nan))) == 0
-    shorter = replace(group, proofs=tuple(replace(proof, choices=proof.choices[1:]) for proof in group.proofs))
-    store(tmp_path / "changed", replace(certificate, group=shorter))
+    assert holding(replace(certificate, images=certificate.images.roll(1, 3))) < len(certificate.proofs)
+    assert holding(replace(certificate, images=certificate.images * torch.nan)) == 0
+    shorter = tuple(replace(proof, choices=proof.choices[1:]) for proof in certificate.proofs)
+    store(tmp_path / "changed", replace(certificate, proofs=shorter))
     assert "is malformed" in failures(tmp_path / "changed", instance.graph)
 
 
 def test_another_network_does_not_hold(honest: tuple[Instance, Path]) -> None:
     instance, path = honest
-    proofs = read_certificate(path).group.proofs
+    proofs = read_certificate(path).proofs
     last = instance.graph.nodes[-1]
     assert isinstance(last.op, Linear)
     for factor, count in ((-1.0, 0), (torch.nan, 0)):
@@ -239,10 +238,11 @@ def test_the_cascade_writes_what_it_proves(intermediate: Intermediate, tmp_path:
     plain = folded(DEEP)
     instance = small(count=24, eps=0.045)
     settings = CertifySettings(4, intermediate=intermediate)
-    blocks = list(Cascade(plain, instance.images, instance.labels, 0.045, settings).blocks())
-    groups = [group for block in blocks for group in group_certificates(block, 0.045)]
-    assert any(proof.rounds for group in groups for proof in group.proofs)
-    files = write_certificates(tmp_path, plain, 0.045, intermediate, groups)
+    cascade = Cascade(plain, instance.images, instance.labels, 0.045, settings)
+    blocks = list(cascade.blocks())
+    certificates = [given for block in blocks for given in certificates_of(cascade.question, block)]
+    assert any(proof.rounds for given in certificates for proof in given.proofs)
+    files = write_certificates(tmp_path, plain, certificates)
     assert not any(file.lost for file in files)
     report = check(tmp_path, plain)
     assert not report.failures
@@ -263,7 +263,7 @@ def test_a_proof_keeps_floats_where_bytes_lose_it(tmp_path: Path) -> None:
             middle = (low + high) / 2
             low, high = (middle, high) if holds(middle) else (low, middle)
         same = instance_of(instance.graph, instance.images, low)
-        back = read_certificate(written(tmp_path / str(n), same, [proof])).group.proofs[0]
+        back = read_certificate(written(tmp_path / str(n), same, [proof])).proofs[0]
         kept.append({row.slopes.dtype for row in back.sources if row.slopes is not None})
     assert {torch.float32} in kept
     assert {torch.uint8} in kept

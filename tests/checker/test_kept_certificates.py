@@ -50,19 +50,16 @@ def test_they_are_confirmed(folder: str) -> None:
 
 @pytest.mark.parametrize("file", KEPT)
 def test_values_are_what_they_were(file: str) -> None:
-    certificate = read_certificate(FIXTURES / file)
-    group = certificate.group
-    evaluator = Evaluator(
-        Network(network(file.split("-")[0])), group.images, group.labels, certificate.eps, certificate.intermediate
-    )
-    for value, (before, rounding) in zip(evaluator.values(group.proofs), KEPT[file], strict=True):
+    given, plain = read_certificate(FIXTURES / file), Network(network(file.split("-")[0]))
+    evaluator = Evaluator(plain, given.images, given.labels, given.eps, given.intermediate)
+    for value, (before, rounding) in zip(evaluator.values(given.proofs), KEPT[file], strict=True):
         assert value.value == pytest.approx(before, rel=1e-12, abs=1e-12)  # the numbers it is made of are about 1
         assert value.rounding == pytest.approx(rounding, rel=1e-9)
 
 
 def test_all_kinds_of_proofs_are_among_them() -> None:
     certificates = [read_certificate(FIXTURES / file) for file in KEPT]
-    proofs = [proof for certificate in certificates for proof in certificate.group.proofs]
+    proofs = [proof for certificate in certificates for proof in certificate.proofs]
     alone = [proof for proof in proofs if len(proof.choices) == 1 and not proof.rounds]
     assert {certificate.intermediate for certificate in certificates} == {"interval", "early", "crown"}
     assert any(not proof.rows for proof in alone)

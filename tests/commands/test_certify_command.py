@@ -17,7 +17,7 @@ import citrus.commands.certify as command
 from citrus.attacks import Ascent
 from citrus.certify import cascade, export
 from citrus.certify.cascade import Cascade
-from citrus.certify.export import group_certificates
+from citrus.certify.export import certificates_of
 from citrus.certify.settings import CertifySettings
 from citrus.certify.verifiers import VERIFIERS
 from citrus.checker.certificate import Written, write_certificates
@@ -287,10 +287,11 @@ def test_what_every_verifier_finds_can_be_written_down_and_checked(
         settings = CertifySettings(
             group_size=4, grouping="dataset", verifier=verifier, budget=budget, attack=ATTACK, block=4
         )
-        blocks = list(Cascade(plain, x, y, eps, settings).blocks())
+        cascade = Cascade(plain, x, y, eps, settings)
+        blocks = list(cascade.blocks())
         rows = [row for block in blocks for row in block.rows]
-        groups = [group for block in blocks for group in group_certificates(block, eps)]
-        written = write_certificates(tmp_path, plain, eps, "crown", groups)
+        certificates = [given for block in blocks for given in certificates_of(cascade.question, block)]
+        written = write_certificates(tmp_path, plain, certificates)
         report = check(tmp_path, plain)
         assert not report.failures
         assert 0 < report.holding == report.proofs

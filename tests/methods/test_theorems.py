@@ -270,9 +270,9 @@ def test_on_a_linear_network_the_search_is_exact() -> None:
         for row, found in zip(block.rows, block.groups, strict=True):
             if row.certified == row.correct:
                 continue
-            assert found.outcome is not None
-            assert found.outcome.result.exact
-            delta = found.outcome.result.delta
+            assert found.work is not None
+            assert found.work.result.exact
+            delta = found.work.result.delta
             assert delta is not None
             members = list(row.index)
             values = margins(plain(x[members] + delta.float().view(1, 3, 3)), y[members]).amin(1)

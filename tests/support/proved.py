@@ -9,7 +9,7 @@ from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, interval,
 from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SubsetSearch
 from citrus.checker.check import check
-from citrus.checker.proofs import GroupCertificate, Intermediate, PlaneSource, Proof
+from citrus.checker.proofs import Certificate, Intermediate, PlaneSource, Proof
 from citrus.networks import Graph
 from support.helpers import CLASSES, Case, case_named, images
 
@@ -26,7 +26,7 @@ def certify(
     optimised: bool = False,
     count: int = 8,
     number: int = 0,
-) -> GroupCertificate:
+) -> Certificate:
     """A group with all that the search proves about it, from bounds in float32."""
     x = images(count, seed=1 + number)
     y = plain(x).argmax(1)
@@ -52,7 +52,7 @@ def certify(
         rows = tuple(sources[planes.choices[int(planes.owner[p])]] for p in conflict.planes)
         proofs.append(Proof(conflict.choices, rows, conflict.lambdas))
     index = torch.arange(count) + 100 * number
-    return GroupCertificate(number, index, x, y, tuple(proofs), result.survivors, result.parts)
+    return Certificate(number, index, x, y, eps, intermediate, tuple(proofs), result.survivors, result.parts)
 
 
 def failures(path: Path, plain: Graph) -> str:

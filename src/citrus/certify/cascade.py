@@ -150,7 +150,7 @@ class Cascade:
         rows = []
         for k, ((number, where), proof) in enumerate(zip(groups, proofs, strict=True)):
             mine = block.owner == k
-            stages = {**singles.stage_counts(mine), "search": proof.by_search, "joint": proof.by_joint}
+            stages = singles.stage_counts(mine) | proof.stages
             row = GroupResult(
                 group=number,
                 index=tuple(where.tolist()),

@@ -1,6 +1,6 @@
 """From what the cascade found to certificates: the only place where the prover meets the checker's classes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,57 +10,63 @@ from citrus.certify.alone import Singles
 from citrus.certify.cascade import BlockProof
 from citrus.certify.refine.sets import JointResult, Subset
 from citrus.certify.result import ALONE
+from citrus.certify.search.planes import Conflict
 from citrus.certify.settings import Question
 from citrus.certify.together import GroupProof
 from citrus.checker.certificate import certificate_path as certificate_path
 from citrus.checker.certificate import fingerprint as fingerprint
 from citrus.checker.certificate import write_certificates
-from citrus.checker.proofs import GroupCertificate, PlaneSource, Proof, Round
+from citrus.checker.proofs import Certificate, PlaneSource, Proof, Round
 
 
 def write_block(folder: Path, question: Question, block: BlockProof, network_path: str | None = None) -> dict[int, int]:
     """Write a certificate for each group of a block; how many images each file proves, by the group's number."""
-    groups = group_certificates(block, question.eps)
-    inner = question.verifier.linear.intermediate
-    written = write_certificates(folder, question.graph, question.eps, inner, groups, network_path)
-    return {group.number: file.survivors for group, file in zip(groups, written, strict=True)}
+    certificates = certificates_of(question, block)
+    written = write_certificates(folder, question.graph, certificates, network_path)
+    return {given.number: file.survivors for given, file in zip(certificates, written, strict=True)}
 
 
-def group_certificates(block: BlockProof, eps: float) -> list[GroupCertificate]:
+def certificates_of(question: Question, block: BlockProof) -> list[Certificate]:
     """The proofs of each group of a block; none for a block that ended in an error."""
     if block.singles is None:
         return []
-    return [
-        _GroupExport(block.singles, k, eps).certificate(row.group, proof)
-        for k, (row, proof) in enumerate(zip(block.rows, block.groups, strict=True))
-    ]
+    groups = zip(block.rows, block.groups, strict=True)
+    return [_GroupExport(question, block.singles, k).certificate(row.group, p) for k, (row, p) in enumerate(groups)]
 
 
 class _GroupExport:
     """One group of a block. A certificate names images by their place in the group, and each plane is made once."""
 
-    def __init__(self, singles: Singles, number: int, eps: float) -> None:
-        self.singles = singles
+    def __init__(self, question: Question, singles: Singles, number: int) -> None:
+        self.question, self.singles = question, singles
         self.mine = singles.block.owner == number
         self.members = self.mine.nonzero().flatten().tolist()
         self.home = {image: i for i, image in enumerate(self.members)}  # place in the block -> place in the group
         self.place = {image: p for image, p in singles.place.items() if image in self.home}
-        self.crown = singles.planes[0].lower(eps) if singles.planes else None
+        self.crown = singles.planes[0].lower(question.eps) if singles.planes else None
         self.made: dict[tuple[int, int, int], PlaneSource] = {}
 
-    def certificate(self, number: int, proof: GroupProof) -> GroupCertificate:
+    def certificate(self, number: int, proof: GroupProof) -> Certificate:
         rows = range(self.singles.wrong.shape[1])
         proofs = [alone for image in self.members for r in rows if (alone := self._alone(image, r)) is not None]
         parts: list[tuple[int, ...]] = [(i,) for image, i in self.home.items() if image not in proof.hard]
-        if proof.outcome is not None:
+        if proof.work is not None:
             hard = [self.home[image] for image in proof.hard]
-            parts += [tuple(hard[i] for i in part) for part in proof.outcome.result.parts]
-            proofs += self._conflicts(proof)
-            proofs += [self._joint(result) for result in proof.outcome.proofs]
-        index, images, labels = (
-            t[self.mine].cpu() for t in (self.singles.block.index, self.singles.block.images, self.singles.block.labels)
+            parts += [tuple(hard[i] for i in part) for part in proof.work.result.parts]
+            proofs += self._conflicts(proof.hard, proof.work.result.conflicts)
+            proofs += [self._joint(result) for result in proof.work.proofs]
+        block, mine = self.singles.block, self.mine
+        return Certificate(
+            number=number,
+            index=block.index[mine].cpu(),
+            images=block.images[mine].cpu(),
+            labels=block.labels[mine].cpu(),
+            eps=self.question.eps,
+            intermediate=self.question.verifier.linear.intermediate,
+            proofs=tuple(proofs),
+            survivors=proof.certified,
+            parts=tuple(parts),
         )
-        return GroupCertificate(number, index, images, labels, tuple(proofs), proof.certified, tuple(parts))
 
     def _source(self, image: int, row: int, kind: int) -> PlaneSource:
         """The plane of a row of an image of the block: kind 0 with adaptive slopes, 1 with optimised ones."""
@@ -82,15 +88,14 @@ class _GroupExport:
             return Proof(choices, (self._source(image, row, 0),), (1.0,))
         return Proof(choices)
 
-    def _conflicts(self, proof: GroupProof) -> Iterable[Proof]:
+    def _conflicts(self, hard: Sequence[int], conflicts: Iterable[Conflict]) -> Iterator[Proof]:
         """What the search proved with the planes of a group; cuts come with the joint proofs."""
-        assert proof.outcome is not None
         undecided, kinds = self.singles.open, len(self.singles.planes)
-        rows = [(image, row) for image in proof.hard for row in undecided[image].nonzero().flatten().tolist()]
-        for conflict in proof.outcome.result.conflicts:
+        rows = [(image, row) for image in hard for row in undecided[image].nonzero().flatten().tolist()]
+        for conflict in conflicts:
             if conflict.planes:
                 planes = tuple(self._source(*rows[p // kinds], p % kinds) for p in conflict.planes)
-                choices = tuple((self.home[proof.hard[i]], j) for i, j in conflict.choices)
+                choices = tuple((self.home[hard[i]], j) for i, j in conflict.choices)
                 yield Proof(choices, planes, conflict.lambdas)
 
     def _joint(self, result: JointResult) -> Proof:

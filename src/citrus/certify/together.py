@@ -13,7 +13,7 @@ from citrus.attacks import Ascent, fooled, pgd, universal_pgd
 from citrus.bounds.margins import margins
 from citrus.certify.alone import ROUNDING, Singles
 from citrus.certify.clock import Clock
-from citrus.certify.refine.rounds import GroupOutcome, GroupTask, refine_groups
+from citrus.certify.refine.rounds import OpenGroup, refine_groups
 from citrus.certify.refine.sets import Instance
 from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SubsetSearch
@@ -29,15 +29,25 @@ class GroupProof:
 
     certified: int
     attacked: int
-    by_search: int = 0
-    by_joint: int = 0
-    timed_out: bool = False
-    """The group's clock ran out, or its last search was cut short."""
-    seconds: float = 0.0
-    """What search and refinement took."""
     hard: tuple[int, ...] = ()
     """Images that no single-image proof settles: their places in the block, in the order of the search."""
-    outcome: GroupOutcome | None = None
+    work: OpenGroup | None = None
+    """Search and refinement of the hard images."""
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Images by the stage that proved them in their group."""
+        return {"search": self.work.first, "joint": self.work.result.survivors - self.work.first} if self.work else {}
+
+    @property
+    def timed_out(self) -> bool:
+        """The group's clock ran out, or its last search was cut short."""
+        return self.work is not None and (self.work.clock.over or not self.work.result.exact)
+
+    @property
+    def seconds(self) -> float:
+        """What search and refinement took."""
+        return self.work.clock.spent if self.work else 0.0
 
 
 def prove_together(question: Question, singles: Singles) -> list[GroupProof]:
@@ -50,35 +60,20 @@ def prove_together(question: Question, singles: Singles) -> list[GroupProof]:
         deltas = _attack(question, singles, groups)
         lost = [_lost(question, singles, owner == k, deltas.get(k)) for k in range(len(groups))]
     with question.timed("search"):
-        tasks = {k: _search(question, singles, groups[k], delta) for k, delta in deltas.items()}
-    outcomes = {k: GroupOutcome(task.first) for k, task in tasks.items()}
-    if question.verifier.joint is not None and tasks:
+        work = {k: _search(question, singles, groups[k], delta) for k, delta in deltas.items()}
+    if question.verifier.joint is not None and work:
         with question.timed("joint"):
-            outcomes = dict(zip(tasks, _refine(question, singles, list(tasks.values())), strict=True))
+            _refine(question, singles, list(work.values()))
     proofs = []
     for k, members in enumerate(groups):
         right = int(correct[owner == k].sum())
-        if k not in tasks:
-            proofs.append(GroupProof(right, right - lost[k]))
-            continue
-        result, first, clock = outcomes[k].result, tasks[k].first.survivors, tasks[k].clock
-        proof = GroupProof(
-            certified=right - len(members) + result.survivors,
-            attacked=right - lost[k],
-            by_search=first,
-            by_joint=result.survivors - first,
-            timed_out=clock.over or not result.exact,
-            seconds=clock.spent,
-            hard=tuple(members),
-            outcome=outcomes[k],
-        )
-        if proof.certified > proof.attacked:
+        proved = right - len(members) + (work[k].result.survivors if k in work else 0)
+        proofs.append(GroupProof(proved, right - lost[k], tuple(members), work.get(k)))
+        if proved > right - lost[k]:
             names = singles.block.index[owner == k].tolist()
             raise SoundnessError(
-                f"The group of images {names} is certified for {proof.certified} of them, but an attack leaves only "
-                f"{proof.attacked}."
+                f"The group of images {names} is certified for {proved} of them, but an attack leaves {right - lost[k]}."
             )
-        proofs.append(proof)
     return proofs
 
 
@@ -126,14 +121,10 @@ def _lost(question: Question, singles: Singles, mine: Tensor, delta: Tensor | No
     return int(wrong.sum())
 
 
-def _search(question: Question, singles: Singles, members: list[int], delta: Tensor) -> GroupTask:
-    """The search over the open choices of a group, with the attack's perturbation as a first witness.
-
-    If a refinement follows, half of the group's time is left for it.
-    """
-    block, clock = singles.block, Clock(question.settings.budget)
+def _search(question: Question, singles: Singles, members: list[int], delta: Tensor) -> OpenGroup:
+    """Search over the open choices of a group, with the attack's perturbation as a first witness."""
+    block, clock, place = singles.block, Clock(question.settings.budget), singles.place
     with clock.running():
-        place = singles.place
         places = [place[i] for i in members]
         rows, index = torch.tensor([places, members], device=singles.live.device)
         slopes = torch.stack([p.a[rows].flatten(2) for p in singles.planes], 2)
@@ -143,18 +134,16 @@ def _search(question: Question, singles: Singles, members: list[int], delta: Ten
         search = SubsetSearch(ChoicePlanes.of(slopes, offsets, wrong, question.eps, undecided))
         violated = (margins(question.graph(block.images[index] + delta), block.labels[index]) <= 0) & undecided
         search.known.add_witness(delta, [(i, int(wrong[i, j])) for i, j in violated.nonzero().tolist()])
-        share = 1.0 if question.verifier.joint is None else 0.5
-        first = search.run(share * clock.left)
-    return GroupTask(places, search, first, clock)
+    return OpenGroup(places, search, clock, share=1.0 if question.verifier.joint is None else 0.5)
 
 
-def _refine(question: Question, singles: Singles, tasks: list[GroupTask]) -> list[GroupOutcome]:
+def _refine(question: Question, singles: Singles, groups: list[OpenGroup]) -> None:
     """Joint refinement of all groups in lockstep, from the slopes that were optimised image by image."""
     assert question.verifier.joint is not None
     live, block = singles.live, singles.block
     instance = Instance(question.graph, block.images[live], block.labels[live], singles.boxes, question.eps)
     starts = {}
-    for place in [place for task in tasks for place in task.places] if singles.slopes else []:
+    for place in [place for group in groups for place in group.places] if singles.slopes else []:
         for r in singles.open[live[place]].nonzero().flatten().tolist():
             starts[place, int(singles.wrong[live[place], r])] = tuple(s[place, r] for s in singles.slopes)
-    return refine_groups(instance, tasks, question.verifier.joint, starts)
+    refine_groups(instance, groups, question.verifier.joint, starts)

@@ -22,7 +22,6 @@ class Verifier:
     """Optimised slopes for labels that are still open."""
     alpha_images: int | None = None
     """Optimise slopes only for so many images of a group, those nearest to a proof."""
-    search: bool = True
     joint: RoundSettings | None = None
     """Joint refinement of the sets that decide the count."""
 

@@ -1,6 +1,6 @@
 """Certificates: the proofs of a group as one file that a stranger can check with nothing but the network.
 
-    written = write_certificates(folder, graph, eps, "crown", groups)
+    written = write_certificates(folder, graph, certificates)
     certificate = read_certificate(folder / "group-00012.safetensors")
 
 One safetensors file per group, written in one step, so that a run that is stopped loses at most the unfinished group.
@@ -32,26 +32,13 @@ import torch
 from torch import Tensor
 
 from citrus.checker.arithmetic import Network
-from citrus.checker.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, Round, confirmed
+from citrus.checker.proofs import Certificate, Evaluator, PlaneSource, Proof, Round, confirmed
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.networks.operations import Graph
 
 VERSION = 2
 ADAPTIVE = 0
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What one file says: for this network and radius, this group."""
-
-    network: str
-    """Fingerprint of the network."""
-    eps: float
-    intermediate: Intermediate
-    group: GroupCertificate
-    network_path: str | None = None
-    """Where the network lay when the certificate was written."""
 
 
 @dataclass(frozen=True)
@@ -88,30 +75,24 @@ def _plain_numbers(weights: Tensor) -> Any:
 
 
 def write_certificates(
-    folder: str | Path,
-    graph: Graph,
-    eps: float,
-    intermediate: Intermediate,
-    groups: Iterable[GroupCertificate],
-    network_path: str | Path | None = None,
+    folder: str | Path, graph: Graph, certificates: Iterable[Certificate], network_path: str | Path | None = None
 ) -> list[Written]:
-    """Write a file per group, each as soon as its group comes; files of other groups stay.
+    """Write a file per group, each as soon as its certificate comes; files of other groups stay.
 
     `network_path` tells `citrus check` where the network lies.
     """
-    network, name = Network(graph), fingerprint(graph)
+    network, names = Network(graph), {"network": fingerprint(graph), "network_path": network_path and str(network_path)}
     written = []
-    for group in groups:
-        group = replace(group, images=group.images.detach().cpu().float())  # what is evaluated is what is stored
-        evaluator = Evaluator(network, group.images, group.labels, eps, intermediate)
-        kept, lost = _rounded(group.proofs, evaluator)
-        survivors = group.survivors
-        while survivors > 0 and not confirmed(group, evaluator.classes, kept, survivors):
+    for given in certificates:
+        given = replace(given, images=given.images.detach().cpu().float())  # what is evaluated is what is stored
+        evaluator = Evaluator(network, given.images, given.labels, given.eps, given.intermediate)
+        kept, lost = _rounded(given.proofs, evaluator)
+        survivors = given.survivors
+        while survivors > 0 and not confirmed(given, evaluator.classes, kept, survivors):
             survivors -= 1
-        group = replace(group, proofs=tuple(kept), survivors=survivors)
-        file = certificate_path(Path(folder), group.number)
-        store(file, Certificate(name, eps, intermediate, group, None if network_path is None else str(network_path)))
-        written.append(Written(file, survivors, lost))
+        path = certificate_path(Path(folder), given.number)
+        store(path, replace(given, proofs=tuple(kept), survivors=survivors, **names))
+        written.append(Written(path, survivors, lost))
     return written
 
 
@@ -149,7 +130,7 @@ def _stored(proofs: Sequence[Proof], convert: Callable[[Tensor], Tensor]) -> lis
 
 def store(path: Path, certificate: Certificate) -> None:
     """Write one file as it is told, without evaluating anything. Slopes must be uint8 or float32."""
-    group = certificate.group
+    proofs = certificate.proofs
     tables: dict[int, dict[bytes, tuple[int, Tensor]]] = {8: {}, 32: {}}
     numbers: dict[tuple[int, ...], int] = {}  # of planes, in the order they come
 
@@ -160,19 +141,19 @@ def store(path: Path, certificate: Certificate) -> None:
             row = tables[kind].setdefault(source.slopes.numpy().tobytes(), (len(tables[kind]), source.slopes))[0]
         return numbers.setdefault((source.image, source.label, kind, row), len(numbers))
 
-    members = [number(row) for proof in group.proofs for row in proof.rows]
-    rounds = [part for proof in group.proofs for part in proof.rounds]
+    members = [number(row) for proof in proofs for row in proof.rows]
+    rounds = [part for proof in proofs for part in proof.rounds]
     assumed = [number(row) for part in rounds for row in part.rows]
     neurons = [which for part in rounds for which in part.neurons]
     tensors = {
-        "images": _as_bytes(group.images),
-        "labels": group.labels.long(),
-        "index": group.index.long(),
+        "images": _as_bytes(certificate.images),
+        "labels": certificate.labels.long(),
+        "index": certificate.index.long(),
         "planes": _table(numbers, 4),
-        "proofs": _table([(len(p.choices), len(p.rows), len(p.rounds)) for p in group.proofs], 3),
-        "choices": _table([choice for proof in group.proofs for choice in proof.choices], 2),
+        "proofs": _table([(len(p.choices), len(p.rows), len(p.rounds)) for p in proofs], 3),
+        "choices": _table([choice for proof in proofs for choice in proof.choices], 2),
         "members": torch.tensor(members, dtype=torch.int32),
-        "lambdas": torch.tensor([x for proof in group.proofs for x in proof.lambdas], dtype=torch.float64),
+        "lambdas": torch.tensor([x for proof in proofs for x in proof.lambdas], dtype=torch.float64),
     }
     if rounds:
         tensors["rounds"] = torch.tensor([len(part.rows) for part in rounds], dtype=torch.int32)
@@ -187,9 +168,9 @@ def store(path: Path, certificate: Certificate) -> None:
         "eps": certificate.eps,
         "intermediate": certificate.intermediate,
         "network": {"fingerprint": certificate.network, "path": certificate.network_path},
-        "number": group.number,
-        "survivors": group.survivors,
-        "parts": group.parts,
+        "number": certificate.number,
+        "survivors": certificate.survivors,
+        "parts": certificate.parts,
     }
     tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
     save_tensors(path, tensors, {"kind": "certificate"})
@@ -241,13 +222,22 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
         )
         for chosen, rows, weights, count in zip(choices, members, lambdas, counts[2], strict=True)
     )
-    parts = None if about["parts"] is None else tuple(tuple(int(i) for i in part) for part in about["parts"])
-    number, survivors = int(about["number"]), int(about["survivors"])
-    group = GroupCertificate(number, index, images, labels, proofs, survivors, parts)
-    network, eps = about["network"], float(about["eps"])
+    eps, parts = float(about["eps"]), about["parts"]
     if not 0 <= eps < float("inf"):
         raise ValueError(f"eps must be a finite number >= 0, got {eps}")
-    return Certificate(str(network["fingerprint"]), eps, about["intermediate"], group, network["path"])
+    return Certificate(
+        number=int(about["number"]),
+        index=index,
+        images=images,
+        labels=labels,
+        eps=eps,
+        intermediate=about["intermediate"],
+        proofs=proofs,
+        survivors=int(about["survivors"]),
+        parts=None if parts is None else tuple(tuple(int(i) for i in part) for part in parts),
+        network=str(about["network"]["fingerprint"]),
+        network_path=about["network"]["path"],
+    )
 
 
 def _rounds(tensors: dict[str, Tensor], sources: list[PlaneSource]) -> list[Round]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from citrus.checker.arithmetic import Network
-from citrus.checker.certificate import Certificate, fingerprint, read_certificate
-from citrus.checker.proofs import Evaluator, Proof, Value, confirmed
+from citrus.checker.certificate import fingerprint, read_certificate
+from citrus.checker.proofs import Certificate, Evaluator, Proof, Value, confirmed
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph
 
@@ -97,24 +97,23 @@ class _Checker:
             self.report.failures.append(str(error))
             return "cannot be used"
 
-    def _group(self, file: str, certificate: Certificate) -> str:
-        group = certificate.group
-        evaluator = Evaluator(self.network, group.images, group.labels, certificate.eps, certificate.intermediate)
-        self._same_claim(file, certificate)
-        values = evaluator.values(group.proofs)
-        holding = [proof for proof, value in zip(group.proofs, values, strict=True) if value.holds]
-        for k, (proof, value) in enumerate(zip(group.proofs, values, strict=True)):
+    def _group(self, file: str, given: Certificate) -> str:
+        evaluator = Evaluator(self.network, given.images, given.labels, given.eps, given.intermediate)
+        self._same_claim(file, given)
+        values = evaluator.values(given.proofs)
+        holding = [proof for proof, value in zip(given.proofs, values, strict=True) if value.holds]
+        for k, (proof, value) in enumerate(zip(given.proofs, values, strict=True)):
             if not value.holds:
                 self.report.failures.append(f"{file}: proof {k} that {_words(proof)} does not hold: {_reason(value)}.")
         self.report.proofs += len(values)
         self.report.holding += len(holding)
-        self.report.images += len(group.images)
-        claim = f"{group.survivors} of {len(group.images)} images survive"
-        if not confirmed(group, evaluator.classes, holding, group.survivors):
+        self.report.images += len(given.images)
+        claim = f"{given.survivors} of {len(given.images)} images survive"
+        if not confirmed(given, evaluator.classes, holding, given.survivors):
             self.report.failures.append(f"{file}: the proofs that hold do not imply that {claim}.")
             return f"not confirmed that {claim}"
         self.report.confirmed += 1
-        self.report.certified += group.survivors
+        self.report.certified += given.survivors
         return claim
 
     def _same_claim(self, file: str, certificate: Certificate) -> None:
@@ -122,7 +121,7 @@ class _Checker:
         self.eps = certificate.eps if self.eps is None else self.eps
         if certificate.eps != self.eps:
             raise CitrusError(f"{file} is about eps {certificate.eps}, but the files before it about {self.eps}.")
-        index = certificate.group.index.tolist()
+        index = certificate.index.tolist()
         if len(set(index)) < len(index) or self.seen.intersection(index):
             raise CitrusError(f"{file} counts an image of the data set that was counted before.")
         self.seen.update(index)

@@ -81,8 +81,8 @@ class Proof:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupCertificate:
-    """At least `survivors` of the images are classified right under every shared perturbation, because of `proofs`."""
+class Certificate:
+    """At least `survivors` of a group's images are classified right under every shared perturbation |delta| <= eps."""
 
     number: int
     """Of the group: its file is called by it."""
@@ -92,10 +92,17 @@ class GroupCertificate:
     """float32 in pixel units: (image, C, H, W)."""
     labels: Tensor
     """True labels: (image,)."""
+    eps: float
+    intermediate: Intermediate
     proofs: tuple[Proof, ...]
     survivors: int
+    """What the proofs imply."""
     parts: tuple[tuple[int, ...], ...] | None = None
     """Images that were counted together, if the search split them; see cover.covers."""
+    network: str = ""
+    """Fingerprint of the network."""
+    network_path: str | None = None
+    """Where the network lay when the certificate was written."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +277,8 @@ class Evaluator:
         return Value(float(value), float(rounding))
 
 
-def confirmed(group: GroupCertificate, classes: int, proofs: Iterable[Proof], survivors: int) -> bool:
+def confirmed(certificate: Certificate, classes: int, proofs: Iterable[Proof], survivors: int) -> bool:
     """Do these proofs alone imply that so many images of the group survive? Every label not proved counts as open."""
-    wrong = [[j for j in range(classes) if j != y] for y in group.labels.tolist()]
-    return 0 <= survivors <= len(wrong) and covers([proof.choices for proof in proofs], wrong, survivors, group.parts)
+    wrong = [[j for j in range(classes) if j != y] for y in certificate.labels.tolist()]
+    choices = [proof.choices for proof in proofs]
+    return 0 <= survivors <= len(wrong) and covers(choices, wrong, survivors, certificate.parts)

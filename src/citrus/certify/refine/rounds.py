@@ -1,7 +1,7 @@
 """Exact search and joint proofs in turn, for all groups in lockstep.
 
-    outcomes = refine_groups(instance, tasks)
-    certified = sum(outcome.result.survivors for outcome in outcomes)
+    refine_groups(instance, groups)
+    certified = sum(group.result.survivors for group in groups)
 
 A group's count rises once every one of its largest violable sets, its critical sets, is proved. Each round asks each
 group for a few of them, works on all groups' sets in one batch (sets.py), and hands what is proved back as cuts. A cut
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.ascent import JointSettings
 from citrus.certify.refine.sets import Instance, JointResult, Starts, Subset, prove_sets
-from citrus.certify.search.search import SearchResult, SubsetSearch
+from citrus.certify.search.search import SubsetSearch
 
 
 @dataclass(frozen=True)
@@ -33,93 +33,77 @@ class RoundSettings:
     singles: bool = False
     """Before the first round, try to prove each open choice alone: one choice less rules out the most sets."""
     rounds: int = 200
-    search_seconds: float = 10.0
-    """Most that a search between two rounds may take."""
 
 
 STRONGEST = RoundSettings(JointSettings(iterations=60, assume=8), singles=True)
 """With proofs by contradiction, each choice alone first: in our trials more and faster than anything without them."""
 
 
-@dataclass(frozen=True)
-class GroupTask:
-    """A group whose search has run, and what it may still take."""
+class OpenGroup:
+    """A group that single-image proofs leave open: its search, its clock, and what is known so far.
 
-    places: Sequence[int]
-    """Of its images in the instance, in the order of the search."""
-    search: SubsetSearch
-    first: SearchResult
-    clock: Clock = field(default_factory=Clock)
+    `places` are those of its images in the instance, in the order of the search. A search may take this `share` of the
+    time that is left, so that the refinement gets its turn.
+    """
 
-    def outward(self, subset: Subset) -> Subset:
-        """Choices of the search as choices of the instance."""
-        return tuple((self.places[image], label) for image, label in subset)
+    def __init__(self, places: Sequence[int], search: SubsetSearch, clock: Clock, share: float = 0.5) -> None:
+        self.places, self.search, self.clock, self.share = places, search, clock, share
+        self.proofs: list[JointResult] = []  # behind the cuts of `result.conflicts`; choices name places
+        self.stuck = False  # a critical set could not be proved
+        with clock.running():
+            self.result = search.run(share * clock.left)
+        self.first = self.result.survivors
 
-    def inward(self, subset: Subset) -> Subset:
-        """Choices of the instance as choices of the search."""
-        return tuple((self.places.index(place), label) for place, label in subset)
+    def ask(self, wanted: int, alone: bool) -> list[Subset]:
+        """Sets whose proof may raise the count, critical ones or single choices; none if it cannot be raised in time."""
+        if self.clock.over:
+            return []
+        with self.clock.running():
+            sets = self.search.critical(wanted, self.share * self.clock.left)
+        if alone and sets:
+            sets = [(choice,) for choice in self.search.known.names(self.search.known.alive)]
+        return [tuple((self.places[image], label) for image, label in subset) for subset in sets]
 
+    def learn(self, proof: JointResult) -> None:
+        """Use a joint proof as a cut."""
+        self.proofs.append(proof)
+        self.search.known.add_cut((self.places.index(place), label) for place, label in proof.core)
 
-@dataclass
-class GroupOutcome:
-    """What is known about a group at the end."""
-
-    result: SearchResult
-    """The last search; `exact` is False if it was cut short."""
-    proofs: list[JointResult] = field(default_factory=list)
-    """The joint proofs behind the cuts of `result.conflicts`. Their choices name places in the instance."""
-    stuck: bool = False
-    """A critical set could not be proved."""
+    def search_again(self) -> None:
+        """The count after new cuts. A search that is cut short may find less than before: then the old count stands."""
+        with self.clock.running():
+            again = self.search.run(self.share * self.clock.left)
+        better = again.survivors >= self.result.survivors
+        self.result = again if better else replace(self.result, exact=False)
 
 
 def refine_groups(
     instance: Instance,
-    tasks: Sequence[GroupTask],
+    groups: Sequence[OpenGroup],
     settings: RoundSettings = RoundSettings(),  # noqa: B008 - frozen
     starts: Starts | None = None,
-) -> list[GroupOutcome]:
+) -> None:
     """Raise the count of every group as far as joint proofs of its critical sets carry, each within its own clock.
 
     `starts` may hold slopes by choice of the instance, for instance of the planes that the searches began with.
     """
-    outcomes = [GroupOutcome(task.first) for task in tasks]
     slopes = dict(starts or {})
-    going, wanted = list(range(len(tasks))), settings.sets
+    going, wanted = list(range(len(groups))), settings.sets
     for number in range(settings.rounds + settings.singles):
         alone = settings.singles and number == 0
-        asked = {g: _ask(tasks[g], wanted, alone, settings) for g in going}
-        going = [g for g in going if asked[g]]
-        if not going:
+        asked = [(g, subset) for g in going for subset in groups[g].ask(wanted, alone)]
+        if not asked:
             break
-        groups, sets = zip(*((g, tasks[g].outward(subset)) for g in going for subset in asked[g]), strict=True)
-        clocks = SharedTime([task.clock for task in tasks], allied=not alone)
-        for g, result in zip(groups, prove_sets(instance, sets, settings.joint, slopes, groups, clocks), strict=True):
+        numbers, sets = zip(*asked, strict=True)
+        clocks = SharedTime([group.clock for group in groups], allied=not alone)
+        for g, result in zip(numbers, prove_sets(instance, sets, settings.joint, slopes, numbers, clocks), strict=True):
             # A choice starts its next climb where the last one ended: critical sets have most choices in common.
             slopes |= {choice: tuple(s[m] for s in result.slopes) for m, choice in enumerate(result.choices)}
             if result.proved:
-                outcomes[g].proofs.append(result)
-                tasks[g].search.known.add_cut(tasks[g].inward(result.core))
+                groups[g].learn(result)
             elif not alone:
-                outcomes[g].stuck = True
-        for g in going:
-            outcomes[g].result = _searched_again(tasks[g], outcomes[g].result, settings)
-        going = [g for g in going if not outcomes[g].stuck]
+                groups[g].stuck = True
+        for g in sorted(set(numbers)):
+            groups[g].search_again()
+        going = [g for g in sorted(set(numbers)) if not groups[g].stuck]
         wanted = wanted if alone else min(wanted * settings.growth, settings.most)
-    return outcomes
-
-
-def _ask(task: GroupTask, wanted: int, alone: bool, settings: RoundSettings) -> list[Subset]:
-    """Sets whose proof may raise the group's count; none if it cannot be raised or the clock has run out."""
-    if task.clock.over:
-        return []
-    with task.clock.running():
-        critical = task.search.critical(wanted, min(settings.search_seconds, task.clock.left))
-    known = task.search.known
-    return [(choice,) for choice in known.names(known.alive)] if alone and critical else critical
-
-
-def _searched_again(task: GroupTask, before: SearchResult, settings: RoundSettings) -> SearchResult:
-    """The count after new cuts. A search that is cut short may find less than before: then the old count stands."""
-    with task.clock.running():
-        again = task.search.run(min(settings.search_seconds, task.clock.left))
-    return again if again.survivors >= before.survivors else replace(before, exact=False)
