@@ -17,14 +17,11 @@ ROUNDING = 2e-6  # share of a score's size that a float32 bound must exceed 0 by
 class Block:
     """Images that go through the stages together, in whole groups."""
 
-    index: Tensor
-    """Places of the images in the data set: (n,)."""
+    index: Tensor  # places of the images in the data set: (n,)
     images: Tensor
     labels: Tensor
-    scores: Tensor
-    """Class scores of the images as they are: (n, classes)."""
-    owner: Tensor
-    """The group of each image, counted from 0: (n,)."""
+    scores: Tensor  # class scores of the images as they are: (n, classes)
+    owner: Tensor  # the group of each image, counted from 0: (n,)
 
     @property
     def correct(self) -> Tensor:
@@ -37,18 +34,12 @@ class Singles:
     """What is proved about the images of a block one by one, and the planes under what is still open."""
 
     block: Block
-    wrong: Tensor
-    """The wrong label of each row: (n, rows)."""
-    stage: Tensor
-    """Which of the stages ALONE proved the row, -1 for none: (n, rows)."""
-    live: Tensor
-    """The images that linear bounds were computed for: (m,)."""
-    boxes: tuple[Box, ...] = ()
-    """Of the live images, one per ReLU."""
-    planes: tuple[Planes, ...] = ()
-    """Of the live images: by CROWN, and by optimised slopes if they were computed."""
-    slopes: tuple[Tensor, ...] = ()
-    """The optimised slopes of each ReLU: (m, rows, *neurons)."""
+    wrong: Tensor  # the wrong label of each row: (n, rows)
+    stage: Tensor  # which of the stages ALONE proved the row, -1 for none: (n, rows)
+    live: Tensor  # the images that linear bounds were computed for: (m,)
+    boxes: tuple[Box, ...] = ()  # of the live images, one per ReLU
+    planes: tuple[Planes, ...] = ()  # of the live images: by CROWN, and by optimised slopes if they were computed
+    slopes: tuple[Tensor, ...] = ()  # the optimised slopes of each ReLU: (m, rows, *neurons)
 
     @property
     def open(self) -> Tensor:

@@ -41,8 +41,7 @@ class BlockProof:
     """Everything that was found out about the groups of one block: rows, and what a certificate is made of."""
 
     rows: tuple[GroupResult, ...]
-    singles: Singles | None = None
-    """None for a block that ended in an error."""
+    singles: Singles | None = None  # none for a block that ended in an error
     groups: tuple[GroupProof, ...] = ()
 
 

@@ -50,8 +50,7 @@ class Question:
     eps: float
     settings: CertifySettings
     verifier: Verifier
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What each stage took so far."""
+    seconds: dict[str, float] = field(default_factory=dict)  # what each stage took so far
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

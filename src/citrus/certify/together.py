@@ -31,8 +31,7 @@ class GroupProof:
     attacked: int
     hard: tuple[int, ...] = ()
     """Images that no single-image proof settles: their places in the block, in the order of the search."""
-    work: OpenGroup | None = None
-    """Search and refinement of the hard images."""
+    work: OpenGroup | None = None  # search and refinement of the hard images
 
     @property
     def stages(self) -> dict[str, int]:

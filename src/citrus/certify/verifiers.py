@@ -18,12 +18,9 @@ class Verifier:
     interval: bool = True
     """Try plain interval bounds first, and take the better of interval and linear bound everywhere."""
     linear: LinearSettings = field(default_factory=lambda: LinearSettings(upper=False, planes=True))
-    alpha: AlphaSettings | None = None
-    """Optimised slopes for labels that are still open."""
-    alpha_images: int | None = None
-    """Optimise slopes only for so many images of a group, those nearest to a proof."""
-    joint: RoundSettings | None = None
-    """Joint refinement of the sets that decide the count."""
+    alpha: AlphaSettings | None = None  # optimised slopes for labels that are still open
+    alpha_images: int | None = None  # optimise slopes only for so many images of a group, those nearest to a proof
+    joint: RoundSettings | None = None  # joint refinement of the sets that decide the count
 
 
 _PLAIN = LinearSettings(intersect=False, upper=False, planes=True)

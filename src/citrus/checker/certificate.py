@@ -47,8 +47,7 @@ class Written:
 
     path: Path
     survivors: int
-    lost: tuple[int, ...]
-    """Positions of the proofs that were left out."""
+    lost: tuple[int, ...]  # positions of the proofs that were left out
 
 
 def fingerprint(graph: Graph) -> str:

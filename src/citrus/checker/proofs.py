@@ -36,10 +36,8 @@ Intermediate = Literal["interval", "early", "crown"]
 class PlaneSource:
     """What a lower plane of a margin is made from; an object that several proofs share is computed once."""
 
-    image: int
-    """Position in the group."""
-    label: int
-    """The wrong label."""
+    image: int  # position in the group
+    label: int  # the wrong label
     slopes: Tensor | None = None
     """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255: (neuron,). None takes the adaptive
     ones: 1 where u > -l, else 0."""
@@ -56,10 +54,8 @@ class PlaneSource:
 class Round:
     """Boxes of the last ReLUs are tightened, assuming that the margins of `rows` are <= 0."""
 
-    rows: tuple[PlaneSource, ...]
-    """Made on the boxes as they were before the round."""
-    neurons: tuple[Tensor, ...]
-    """For the image of each row, the neurons whose bounds follow: (neuron,)."""
+    rows: tuple[PlaneSource, ...]  # made on the boxes as they were before the round
+    neurons: tuple[Tensor, ...]  # for the image of each row, the neurons whose bounds follow: (neuron,)
     multipliers: tuple[Tensor, ...]
     """For the image of each row, mu of the lower, then of the upper bounds: (2 neuron, row)."""
 
@@ -84,25 +80,18 @@ class Proof:
 class Certificate:
     """At least `survivors` of a group's images are classified right under every shared perturbation |delta| <= eps."""
 
-    number: int
-    """Of the group: its file is called by it."""
-    index: Tensor
-    """Positions of the images in the data set: (image,)."""
-    images: Tensor
-    """float32 in pixel units: (image, C, H, W)."""
-    labels: Tensor
-    """True labels: (image,)."""
+    number: int  # of the group: its file is called by it
+    index: Tensor  # positions of the images in the data set: (image,)
+    images: Tensor  # float32 in pixel units: (image, C, H, W)
+    labels: Tensor  # true labels: (image,)
     eps: float
     intermediate: Intermediate
     proofs: tuple[Proof, ...]
-    survivors: int
-    """What the proofs imply."""
+    survivors: int  # what the proofs imply
     parts: tuple[tuple[int, ...], ...] | None = None
     """Images that were counted together, if the search split them; see cover.covers."""
-    network: str = ""
-    """Fingerprint of the network."""
-    network_path: str | None = None
-    """Where the network lay when the certificate was written."""
+    network: str = ""  # fingerprint of the network
+    network_path: str | None = None  # where the network lay when the certificate was written
 
 
 @dataclass(frozen=True)

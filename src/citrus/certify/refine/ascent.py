@@ -19,10 +19,8 @@ class JointSettings:
     """How to climb, and when to stop."""
 
     iterations: int = 100
-    rate: float = 0.2
-    """Adam's learning rate, for slopes in [0, 1]."""
-    decay: float = 0.98
-    """The rate is multiplied by this after each step."""
+    rate: float = 0.2  # Adam's learning rate, for slopes in [0, 1]
+    decay: float = 0.98  # the rate is multiplied by this after each step
     window: int = 10
     """Progress is measured over this many steps; a set that would not be proved at three times the progress it can
     still expect is given up. 0 never gives up."""
@@ -31,8 +29,7 @@ class JointSettings:
     that need them carry them."""
     tolerance: float = 1e-5
     """A proof must exceed this share of sum lambda (|b| + eps |a|_1), so that rounding in the boxes cannot make it."""
-    memory: int | None = None
-    """Bytes that one chunk of work may take; None chooses by device."""
+    memory: int | None = None  # bytes that one chunk of work may take; None chooses by device
 
 
 @dataclass(frozen=True)

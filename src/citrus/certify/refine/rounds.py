@@ -24,12 +24,9 @@ class RoundSettings:
     """How many sets to ask for, and when to stop."""
 
     joint: JointSettings = field(default_factory=JointSettings)
-    sets: int = 4
-    """Critical sets that a group is asked for in the first round."""
-    growth: int = 2
-    """A group is asked for this many times as many in the next round."""
-    most: int = 64
-    """But for no more than this."""
+    sets: int = 4  # critical sets that a group is asked for in the first round
+    growth: int = 2  # a group is asked for this many times as many in the next round
+    most: int = 64  # but for no more than this
     singles: bool = False
     """Before the first round, try to prove each open choice alone: one choice less rules out the most sets."""
     rounds: int = 200

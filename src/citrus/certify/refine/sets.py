@@ -58,10 +58,8 @@ class JointResult:
     """The best that was found for a set; sound whether it is proved or not."""
 
     choices: Subset
-    value: float
-    """g in float64 on the planes and lambdas below, less its rounding error."""
-    core: Subset
-    """The choices the proof needs: no delta violates all of these. Empty if nothing is proved."""
+    value: float  # g in float64 on the planes and lambdas below, less its rounding error
+    core: Subset  # the choices the proof needs: no delta violates all of these. Empty if nothing is proved
     lambdas: Tensor  # (member,) float64, sums to 1
     slopes: tuple[Tensor, ...]  # (member, *neurons) of each ReLU
     a: Tensor  # (member, pixel) float64

@@ -11,7 +11,7 @@ planes as they were given, and a perturbation only by evaluating the planes ther
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -47,12 +47,8 @@ class _Point(NamedTuple):
     lower: Tensor  # (set, pixel): multiplier of delta >= -1
 
 
-def ascend(
-    rows: Tensor, offsets: Tensor, weights: Tensor, steps: int = STEPS, low: float = 0.0, high: float = TIE / 2
-) -> DualAscent:
+def ascend(rows: Tensor, offsets: Tensor, weights: Tensor) -> DualAscent:
     """Raise g over the simplex for rows (set, plane, pixel) that carry eps already, from positive starting weights.
-
-    A set is called proved when g > low, and violable when all its planes are <= high at delta.
 
     The iterates keep lambda in the simplex and delta in the box, rows^T lambda + upper - lower = 0, and slacks
     s = t - values. A step aims at a fifth of the mean of the products lambda s, upper (1 - delta), lower (1 + delta).
@@ -62,8 +58,8 @@ def ascend(
     out = DualAscent(rows.new_zeros(sets, dtype=torch.int8), weights.clone(), rows.new_zeros(sets, pixels))
     mixed = (weights[:, None] @ rows)[:, 0]
     corner = -mixed.sign()
-    proved = (weights * offsets).sum(1) - mixed.abs().sum(1) > low
-    fallen = ~proved & (((rows @ corner[:, :, None])[:, :, 0] + offsets).amax(1) <= high)
+    proved = (weights * offsets).sum(1) - mixed.abs().sum(1) > 0
+    fallen = ~proved & (((rows @ corner[:, :, None])[:, :, 0] + offsets).amax(1) <= TIE / 2)
     out.verdict[proved], out.verdict[fallen], out.delta[fallen] = 1, -1, corner[fallen]
     left = (out.verdict == 0).nonzero()[:, 0]
     if not len(left):
@@ -75,9 +71,9 @@ def ascend(
     values = (rows @ delta[:, :, None])[:, :, 0] + offsets
     top = values.amax(1) + mu[:, 0] * rows.shape[1]
     point = _Point(rows, offsets, weights, mixed, delta, values, top, mu / (1 - delta), mu / (1 + delta))
-    for _ in range(steps):
-        proved = (point.weights * point.offsets).sum(1) - point.mixed.abs().sum(1) > low
-        verdict = proved.to(torch.int8) - (~proved & (point.values.amax(1) <= high)).to(torch.int8)
+    for _ in range(STEPS):
+        proved = (point.weights * point.offsets).sum(1) - point.mixed.abs().sum(1) > 0
+        verdict = proved.to(torch.int8) - (~proved & (point.values.amax(1) <= TIE / 2)).to(torch.int8)
         out.verdict[left], out.weights[left], out.delta[left] = verdict, point.weights, point.delta
         still = verdict == 0
         if not bool(still.any()):
@@ -128,7 +124,6 @@ class Answer:
 
     conflict: Conflict | None = None
     delta: Tensor | None = None  # (pixel,)
-    weights: dict[int, float] = field(default_factory=dict)  # of each choice in the last iterate: a start for supersets
 
 
 class Oracle:
@@ -147,8 +142,7 @@ class Oracle:
         useful = rows.isfinite().all(1) & offsets.isfinite() & scale.isfinite() & (planes.offsets + reach > 0)
         self.number = useful.nonzero()[:, 0]  # of each kept plane among all planes
         self.rows, self.offsets, self.scale = rows[useful], offsets[useful], scale[useful]
-        self.light = self.rows.float()
-        self.products = (self.light @ self.light.T).double()
+        self.products = self.rows @ self.rows.T
         ones, twos = self.rows.abs().sum(1), self.rows.norm(dim=1)
         self.ratio = float(ones.sum() / twos.sum().clamp(min=1e-30))
         self.owner = planes.owner[useful]
@@ -165,47 +159,25 @@ class Oracle:
         safe.index_add_(1, self.owner, positive)
         return [sum(1 << c for c, planes in enumerate(row) if planes == 0) for row in safe.tolist()]
 
-    def settle(self, sets: Sequence[tuple[int, ...]], starts: Sequence[dict[int, float]] = ()) -> list[Answer]:
-        """Decide each set of choices, given by their positions; `starts` may hold weights found for a subset."""
+    def settle(self, sets: Sequence[tuple[int, ...]]) -> list[Answer]:
+        """Decide each set of choices, given by their positions."""
         rows = [[row for choice in chosen for row in self.members[choice]] for chosen in sets]
-        free = Answer(delta=self.rows.new_zeros(self.rows.shape[1]))
-        answers = [free] * len(sets)
+        answers = [Answer(delta=self.rows.new_zeros(self.rows.shape[1]))] * len(sets)  # right for a set without planes
         order = sorted((k for k in range(len(sets)) if rows[k]), key=lambda k: len(rows[k]))
         while order:
             size = max(1, CHUNK // (len(rows[order[0]]) * max(1, self.rows.shape[1])))
             batch, order = order[:size], order[size:]
-            index, weights = self._start([rows[k] for k in batch], [starts[k] if starts else {} for k in batch])
-            for k, answer in zip(batch, self._answers(index, self._ascend(index, weights)), strict=True):
+            width = len(rows[batch[-1]])  # others are padded by repeating a plane, which changes nothing
+            index = torch.tensor([(rows[k] + rows[k][:1] * width)[:width] for k in batch], device=self.rows.device)
+            found = ascend(self.rows[index], self.offsets[index], self._guess(index))
+            for k, answer in zip(batch, self._answers(index, found), strict=True):
                 answers[k] = answer
         return answers
 
-    def _ascend(self, index: Tensor, weights: Tensor) -> DualAscent:
-        """Single precision first, which decides all but close calls, then double precision from where it ended."""
-        found = ascend(self.light[index], self.offsets[index].float(), weights.float(), 12, 1e-5, -1e-5)
-        found = DualAscent(found.verdict, found.weights.double(), found.delta.double())
-        rest = (found.verdict == 0).nonzero()[:, 0]
-        if len(rest):
-            index, start = index[rest], found.weights[rest].clamp(min=1e-3)
-            close = ascend(self.rows[index], self.offsets[index], start / start.sum(1, keepdim=True))
-            found.verdict[rest], found.weights[rest], found.delta[rest] = close.verdict, close.weights, close.delta
-        return found
-
-    def _start(self, rows: list[list[int]], starts: list[dict[int, float]]) -> tuple[Tensor, Tensor]:
-        """Plane numbers and positive weights, padded to one width by repeating a plane, which changes nothing."""
-        width = max(len(row) for row in rows)
-        padded = [row + row[:1] * (width - len(row)) for row in rows]
-        index = torch.tensor(padded, device=self.rows.device)
-        weights = self.rows.new_ones(index.shape)
-        if any(starts):
-            owner = self.owner[index].tolist()
-            known = [[start.get(c, 1.0) for c in row] for row, start in zip(owner, starts, strict=True)]
-            weights = weights.new_tensor(known).clamp(min=1e-3)
-            return index, weights / weights.sum(1, keepdim=True)
-        return index, self._guess(index, weights / width)
-
-    def _guess(self, index: Tensor, weights: Tensor) -> Tensor:
+    def _guess(self, index: Tensor) -> Tensor:
         """Weights that are right where the 1-norm of a mix follows its 2-norm, as it nearly does for dense planes."""
         offsets = self.offsets[index]
+        weights = torch.full_like(offsets, 1 / offsets.shape[1])
         products = self.products[index[:, :, None], index[:, None, :]]
         for _ in range(12):
             pull = (products @ weights[:, :, None])[:, :, 0]
@@ -232,7 +204,7 @@ class Oracle:
                 proof[plane] += multiplier
             margin = next(margins) if proved else 0.0
             conflict = self._conflict(share, proof, margin) if margin > 0 else None
-            answers.append(Answer(conflict, deltas[len(answers)] if verdict == -1 else None, share))
+            answers.append(Answer(conflict, deltas[len(answers)] if verdict == -1 else None))
         return answers
 
     def _conflict(self, share: dict[int, float], proof: dict[int, float], margin: float) -> Conflict:

@@ -6,13 +6,12 @@ every subset of what it violates, so most questions are answered here before any
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from itertools import permutations
 from operator import and_
 
 import torch
 from torch import Tensor
 
-from citrus.certify.search.duals import Answer, Oracle
+from citrus.certify.search.duals import Oracle
 from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
 from citrus.errors import SoundnessError
 
@@ -126,15 +125,14 @@ class Memory:
         """The number of a kept perturbation that violates all of these choices, if there is one."""
         return next(bits(reduce(and_, (self.hits[c] for c in chosen))), None)
 
-    def decide(self, sets: Sequence[tuple[int, ...]], starts: Sequence[dict[int, float]] = ()) -> list[Answer]:
+    def decide(self, sets: Sequence[tuple[int, ...]]) -> None:
         """Ask the oracle about each set, and learn from every answer."""
-        answers = self.oracle.settle(sets, starts)
+        answers = self.oracle.settle(sets)
         self.sets += len(sets)
         for answer in answers:
             if answer.conflict is not None:
                 self.learn(answer.conflict)
         self.keep([answer.delta for answer in answers if answer.delta is not None])
-        return answers
 
     def undecided_pairs(self) -> Iterator[tuple[int, int]]:
         """Pairs that neither a conflict nor a kept perturbation decides."""
@@ -155,23 +153,13 @@ class Memory:
         return taken
 
     def arranged(self) -> list[int]:
-        """Images that conflict much with each other last: the search begins there, and its first counts are low."""
-        choices = [mask & self.alive for mask in self.members]
-        left = [image for image, mask in enumerate(choices) if mask]
-        share = {}
-        for i, j in permutations(left, 2):
-            clashing = sum((self.clash[c] & choices[j]).bit_count() for c in bits(choices[i]))
-            share[i, j] = clashing / (choices[i].bit_count() * choices[j].bit_count())
-        total = {i: sum(share[i, j] for j in left if j != i) for i in left}
-        bond = dict.fromkeys(left, 0.0)
-        order: list[int] = []
-        while left:
-            image = max(left, key=lambda i: (bond[i], total[i]))
-            left.remove(image)
-            order.append(image)
-            for other in left:
-                bond[other] += share[image, other]
-        return order[::-1]
+        """Images that conflict much with others last: the search begins there, and its first counts are low."""
+        open_choices = {image: mask & self.alive for image, mask in enumerate(self.members) if mask & self.alive}
+        clashes = {
+            image: sum(self.clash[c].bit_count() for c in bits(mask)) / mask.bit_count()
+            for image, mask in open_choices.items()
+        }
+        return sorted(clashes, key=clashes.__getitem__)
 
     def cliques(self, images: Iterable[int]) -> list[tuple[int, ...]]:
         """Split images into families of which one delta violates at most one; images proved alone are in none."""

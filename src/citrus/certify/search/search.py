@@ -30,7 +30,7 @@ from torch import Tensor
 from citrus.certify.search.memory import Memory, bits, completing
 from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
 
-AHEAD = 12  # sets decided in one batch at a node: the labels of the next image, then of the images after it
+AHEAD = 12  # sets that are decided at a node in one batch, or a few more
 PAIRS = 512  # pairs decided between two looks at the clock
 SLICE = 0.3  # share of the time that is left that one more image may use before a new part is started
 
@@ -56,7 +56,6 @@ class _Node(NamedTuple):
     mask: int  # chosen, as bits
     allowed: int  # choices that complete no known conflict with chosen
     seen: int  # kept perturbations that violate all of chosen
-    weights: dict[int, float]  # of the dual of chosen: the start for its children
 
 
 class SubsetSearch:
@@ -107,7 +106,7 @@ class SubsetSearch:
         self.end_of_step = self.now() + seconds
         self.best, self.end, self.wanted, self.collected = self.suffix, len(self.order), count, []
         with suppress(_Stop):  # those found in time are returned
-            self._reaches(_Node((), 0, self.known.alive, -1, {}), 0, size)
+            self._reaches(_Node((), 0, self.known.alive, -1), 0, size)
         return [self.known.names(mask) for mask in self.collected]
 
     def _decide_pairs(self, end_of_run: float) -> None:
@@ -176,7 +175,7 @@ class SubsetSearch:
                 if taken.bit_count() > need:
                     self.reached.append((taken, number))
                     return need + 1
-        root = _Node((), 0, inside & known.alive, -1, {})
+        root = _Node((), 0, inside & known.alive, -1)
         for c in bits(root.allowed & known.members[self.order[k]]):
             if self._reaches(self._child(root, c, root.allowed & ~known.members[self.order[k]]), k + 1, need):
                 return need + 1
@@ -185,7 +184,7 @@ class SubsetSearch:
     def _child(self, node: _Node, c: int, allowed: int) -> _Node:
         mask = node.mask | 1 << c
         allowed &= ~self.known.clash[c] & ~completing(mask, self.known.touching[c])
-        return _Node((*node.chosen, c), mask, allowed, node.seen & self.known.hits[c], node.weights)
+        return _Node((*node.chosen, c), mask, allowed, node.seen & self.known.hits[c])
 
     def _reaches(self, node: _Node, k: int, need: int) -> bool:
         """Can `need` images of order[k:end] be violated together with the chosen ones?"""
@@ -204,13 +203,12 @@ class SubsetSearch:
             if self.best[at] < need or not self._colours(allowed, need):
                 return False
             learned = len(known.log)
-            weights = self._look_ahead(node, allowed, at)
+            self._look_ahead(node, allowed, at)
             allowed &= ~completing(node.mask, known.log[learned:])
             for c in bits(allowed & mine):
                 if not allowed >> c & 1:
                     continue  # a conflict learned below a sibling
-                child = self._child(node, c, allowed & ~mine)._replace(weights=weights.get(c, node.weights))
-                if self._reaches(child, at + 1, need - 1):
+                if self._reaches(self._child(node, c, allowed & ~mine), at + 1, need - 1):
                     return True
                 allowed &= ~completing(node.mask, known.log[learned:])
             allowed &= ~mine
@@ -229,15 +227,12 @@ class SubsetSearch:
                 family &= clash[low.bit_length() - 1]
         return True
 
-    def _look_ahead(self, node: _Node, allowed: int, k: int) -> dict[int, dict[int, float]]:
-        """Decide the chosen set with each label of image order[k], and with labels of later images in one batch."""
-        known = self.known
-        mine = known.members[self.order[k]]
-        undecided = [c for c in bits(allowed & mine) if not node.seen & known.hits[c]]
-        if not undecided:
-            return {}
-        for image in self.order[k + 1 : self.end]:
-            more = (c for c in bits(allowed & known.members[image]) if not node.seen & known.hits[c])
-            undecided.extend(islice(more, max(0, AHEAD - len(undecided))))
-        answers = known.decide([(*node.chosen, c) for c in undecided], [node.weights] * len(undecided))
-        return {c: answer.weights for c, answer in zip(undecided, answers, strict=True)}
+    def _look_ahead(self, node: _Node, allowed: int, k: int) -> None:
+        """Decide the chosen set with each label of image order[k], and with some labels of later images."""
+        wanted: list[int] = []
+        for image in self.order[k : self.end]:
+            mine = bits(allowed & self.known.members[image])
+            wanted += [c for c in mine if not node.seen & self.known.hits[c]]
+            if not wanted or len(wanted) >= AHEAD:
+                break
+        self.known.decide([(*node.chosen, c) for c in wanted])
