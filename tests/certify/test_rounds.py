@@ -66,7 +66,7 @@ def test_rounds_raise_the_count_and_no_perturbation_goes_below_it(settings: Roun
 
 def test_rounds_in_lockstep_equal_one_group_after_another() -> None:
     instance = small(count=12, eps=0.06)
-    settings = RoundSettings(JointSettings(iterations=30), sets=2, growth=3)
+    settings = RoundSettings(JointSettings(iterations=30), sets=2)
     together, alone = groups_of(instance, 4), groups_of(instance, 4)
     refine_groups(instance, together, settings)
     for group in alone:

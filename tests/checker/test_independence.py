@@ -63,3 +63,15 @@ def test_it_imports_nothing_of_the_prover(file: Path) -> None:
 )
 def test_a_planted_import_is_noticed(planted: str) -> None:
     assert strangers(f"{FILES[1].read_text()}\n{planted}\n")
+
+
+def test_only_the_export_of_the_cascade_knows_the_checker() -> None:
+    """And neither does the checker's side need anything of it."""
+    prover = Path(citrus.checker.__file__).parents[1] / "certify"
+    knowing = {
+        file.name
+        for file in prover.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom) and "citrus.checker" in ast.unparse(node)
+    }
+    assert knowing == {"export.py"}

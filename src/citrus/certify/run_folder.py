@@ -1,11 +1,11 @@
-"""Certification into a folder: a row per group as soon as it is proved, certificates if asked for, a summary at the end.
+"""Certification into a folder: a row per group as soon as it is proved, certificates if asked for, a summary at the
+end. The same call again goes on where it was stopped.
 
     result = certify_into("runs/mine/certify", network, images, labels, eps="8/255", certificates=True)
-    asked, rows, broken = read_rows(row_path(...))
 
-OUT/VERIFIER-EPS-nN-GROUPING.jsonl holds the rows: its first line is what was asked (network, eps, images, settings), each
-other line a group. OUT/....json is the summary, OUT/...-certificates/ what `citrus check` reads. The same call again goes
-on where it was stopped.
+OUT/VERIFIER-EPS-nN-GROUPING.jsonl    what was asked (network, eps, images, settings) in the first line, then the rows
+OUT/VERIFIER-EPS-nN-GROUPING.json     the summary
+OUT/VERIFIER-EPS-nN-GROUPING-certificates/
 """
 
 import hashlib
@@ -86,8 +86,8 @@ def certificate_folder(out: str | Path, eps: float, settings: CertifySettings) -
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], list[GroupResult], int]:
-    """What was asked, the row of each group in order (its last one if there are several), and how many lines are
-    broken: cut short by a crash, damaged, or not ours. Nothing is asked and there are no rows where there is no file."""
+    """What was asked, the last row of each group in order, and how many lines are none of these: cut short by a crash,
+    damaged, or not ours. Where there is no file there is nothing asked and no row."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:

@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 
 from citrus.attacks import Ascent
 from citrus.certify.groups import Grouping
 from citrus.certify.verifiers import Intermediate, Verifier
-from citrus.errors import CitrusError
+from citrus.errors import CitrusError, suggest
 from citrus.networks import Graph
 
 
@@ -35,6 +36,8 @@ class CertifySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.grouping not in get_args(Grouping):
+            raise CitrusError(f"Unknown grouping {self.grouping!r}: {suggest(self.grouping, get_args(Grouping))}")
         if self.group_size < 1 or self.block < 0 or not self.budget > 0:
             raise CitrusError(
                 f"group_size must be at least 1, block not negative and budget positive, got {self.group_size}, "

@@ -70,9 +70,8 @@ def prove_together(question: Question, singles: Singles) -> list[GroupProof]:
         proofs.append(GroupProof(proved, right - lost[k], tuple(members), work.get(k)))
         if proved > right - lost[k]:
             names = singles.block.index[owner == k].tolist()
-            raise SoundnessError(
-                f"The group of images {names} is certified for {proved} of them, but an attack leaves {right - lost[k]}."
-            )
+            text = f"is certified for {proved} of them, but an attack leaves only {right - lost[k]}"
+            raise SoundnessError(f"The group of images {names} {text}.")
     return proofs
 
 

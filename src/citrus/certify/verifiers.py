@@ -36,7 +36,7 @@ VERIFIERS: dict[str, Verifier] = {
         linear=_PLAIN,
         alpha=AlphaSettings(iterations=20, inner_layers=2),
         alpha_images=10,
-        joint=RoundSettings(joint=JointSettings(iterations=20, window=0), sets=9, growth=1, most=9, rounds=1),
+        joint=RoundSettings(joint=JointSettings(iterations=20, window=0), sets=9, rounds=1),
     ),
     # Zeng et al. (2023): CROWN planes and the exact minimum over delta of the images they prove.
     "zeng": Verifier(interval=False, linear=_PLAIN),

@@ -80,7 +80,7 @@ def write_certificates(
 
     `network_path` tells `citrus check` where the network lies.
     """
-    network, names = Network(graph), {"network": fingerprint(graph), "network_path": network_path and str(network_path)}
+    network, name, where = Network(graph), fingerprint(graph), None if network_path is None else str(network_path)
     written = []
     for given in certificates:
         given = replace(given, images=given.images.detach().cpu().float())  # what is evaluated is what is stored
@@ -90,7 +90,7 @@ def write_certificates(
         while survivors > 0 and not confirmed(given, evaluator.classes, kept, survivors):
             survivors -= 1
         path = certificate_path(Path(folder), given.number)
-        store(path, replace(given, proofs=tuple(kept), survivors=survivors, **names))
+        store(path, replace(given, proofs=tuple(kept), survivors=survivors, network=name, network_path=where))
         written.append(Written(path, survivors, lost))
     return written
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from citrus.checker.arithmetic import TINY, LinearForms, Network, gamma
 from citrus.checker.cover import Choice, covers
-from citrus.checker.enclosure import Enclosure, Ends
+from citrus.checker.enclosure import Enclosure
 from citrus.checker.tightening import UndecidedNeurons, tightened
 from citrus.errors import CitrusError
 
@@ -39,8 +39,8 @@ class PlaneSource:
     image: int  # position in the group
     label: int  # the wrong label
     slopes: Tensor | None = None
-    """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255: (neuron,). None takes the adaptive
-    ones: 1 where u > -l, else 0."""
+    """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255: (neuron,); None takes adaptive
+    ones, 1 where u > -l, else 0."""
 
     @property
     def exact_slopes(self) -> Tensor:
@@ -135,8 +135,7 @@ class Evaluator:
     def values(self, proofs: Sequence[Proof]) -> list[Value]:
         """The value of each proof, in their order."""
         sound = [proof for proof in proofs if self._well_formed(proof)]
-        assuming = [proof for proof in sound if proof.rounds]
-        found = dict(zip(assuming, self._by_contradiction(assuming), strict=True))
+        found = {proof: self._by_contradiction(proof) for proof in sound if proof.rounds}
         rows: dict[int, dict[PlaneSource, None]] = defaultdict(dict)  # by image, each once
         claims: dict[int, list[int]] = defaultdict(list)  # wrong labels by image
         for proof in (proof for proof in sound if not proof.rounds):
@@ -212,41 +211,29 @@ class Evaluator:
                 rows = boxes.planes(self.labels[batch[0].image], wrong, slopes)
                 self.planes.update({source: rows[k : k + 1] for k, source in enumerate(batch)})
 
-    def _by_contradiction(self, proofs: list[Proof]) -> list[Value]:
-        """The values of proofs with rounds, all in lockstep, so that planes of one image are made together."""
-        for image in sorted({row.image for proof in proofs for row in proof.sources} - set(self.kept)):
+    def _by_contradiction(self, proof: Proof) -> Value:
+        """The value of a proof with rounds: boxes are tightened round by round, the last planes are made on them."""
+        for image in {row.image for row in proof.sources} - set(self.kept):
             boxes = Enclosure(self.network, self.images[image], self.eps, self.refined)
             self.kept[image] = boxes, UndecidedNeurons.of(boxes)
-        own = [{row.image: self.kept[row.image][0].last for row in proof.sources} for proof in proofs]
-        values = [INVALID] * len(proofs)
-        for step in range(max((len(proof.rounds) for proof in proofs), default=-1) + 1):
-            going = [n for n, proof in enumerate(proofs) if step <= len(proof.rounds)]
-            parts = [proofs[n].rounds[step] if step < len(proofs[n].rounds) else None for n in going]
-            rows = [proofs[n].rows if part is None else part.rows for n, part in zip(going, parts, strict=True)]
-            made = self._assumed_planes(rows, [own[n] for n in going])
-            for n, part, planes in zip(going, parts, made, strict=True):
-                if part is None:
-                    values[n] = self._dual(planes, proofs[n].lambdas)
-                    continue
-                for row, which, mu in zip(part.rows, part.neurons, part.multipliers, strict=True):
-                    neurons = self.kept[row.image][1]
-                    own[n][row.image] = tightened(own[n][row.image], neurons, which.long(), mu, planes, self.eps)
-        return values
+        last = {row.image: self.kept[row.image][0].last for row in proof.sources}
 
-    def _assumed_planes(self, rows: list[tuple[PlaneSource, ...]], own: list[dict[int, Ends]]) -> list[LinearForms]:
-        """The planes of each proof's rows on its own boxes of the last ReLUs."""
-        asked: dict[int, list[tuple[int, int]]] = defaultdict(list)  # image -> (proof, row)
-        for n, sources in enumerate(rows):
-            for k, source in enumerate(sources):
-                asked[source.image].append((n, k))
-        made: dict[tuple[int, int], LinearForms] = {}
-        for image, places in asked.items():
-            wrong = torch.tensor([rows[n][k].label for n, k in places])
-            slopes = torch.stack([rows[n][k].exact_slopes for n, k in places])
-            low, high = (torch.stack([own[n][image][end] for n, _ in places]) for end in (0, 1))
-            found = self.kept[image][0].planes(self.labels[image], wrong, slopes, (low, high))
-            made.update({place: found[k : k + 1] for k, place in enumerate(places)})
-        return [LinearForms.joined([made[n, k] for k in range(len(sources))]) for n, sources in enumerate(rows)]
+        def planes(rows: tuple[PlaneSource, ...]) -> LinearForms:
+            made = []
+            for row in rows:
+                low, high = last[row.image]
+                boxes, wrong = self.kept[row.image][0], torch.tensor([row.label])
+                made.append(
+                    boxes.planes(self.labels[row.image], wrong, row.exact_slopes[None], (low[None], high[None]))
+                )
+            return LinearForms.joined(made)
+
+        for part in proof.rounds:
+            violated = planes(part.rows)
+            for row, which, mu in zip(part.rows, part.neurons, part.multipliers, strict=True):
+                neurons = self.kept[row.image][1]
+                last[row.image] = tightened(last[row.image], neurons, which.long(), mu, violated, self.eps)
+        return self._dual(planes(proof.rows), proof.lambdas)
 
     def _value(self, proof: Proof) -> Value:
         """The value of a proof whose planes or margin are known."""

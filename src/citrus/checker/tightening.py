@@ -6,9 +6,9 @@ a_k . delta + b_k - e_k, are all <= 0, so that with a plane A . delta + B - E un
     z >= B - E + sum_k mu_k (b_k - e_k) - eps || A + sum_k mu_k a_k ||_1
 
 at every such delta, and likewise for -z. Planes of margins on the tighter boxes hold at these delta, too, and may serve
-in the next round. Planes of neurons have adaptive slopes and live on the boxes of the layers before, which belong to the
-image alone and stay as they are. A box that becomes empty says that there is no such delta: then everything about it is
-true, and it is made a point.
+in the next round. Planes of neurons have adaptive slopes and live on the boxes of the layers before, which belong to
+the image alone and stay as they are. A box that becomes empty says that there is no such delta: then everything about
+it is true, and it is made a point.
 """
 
 from dataclasses import dataclass

@@ -18,15 +18,15 @@ from citrus.certify.refine.ascent import JointSettings
 from citrus.certify.refine.sets import Instance, JointResult, Starts, Subset, prove_sets
 from citrus.certify.search.search import SubsetSearch
 
+GROWTH, MOST = 2, 64  # a group is asked for so many times as many sets in the next round, up to so many
+
 
 @dataclass(frozen=True)
 class RoundSettings:
     """How many sets to ask for, and when to stop."""
 
     joint: JointSettings = field(default_factory=JointSettings)
-    sets: int = 4  # critical sets that a group is asked for in the first round
-    growth: int = 2  # a group is asked for this many times as many in the next round
-    most: int = 64  # but for no more than this
+    sets: int = 4  # critical sets that a group is asked for in the first round; more from round to round
     singles: bool = False
     """Before the first round, try to prove each open choice alone: one choice less rules out the most sets."""
     rounds: int = 200
@@ -52,7 +52,7 @@ class OpenGroup:
         self.first = self.result.survivors
 
     def ask(self, wanted: int, alone: bool) -> list[Subset]:
-        """Sets whose proof may raise the count, critical ones or single choices; none if it cannot be raised in time."""
+        """Sets whose proof may raise the count: critical ones, or single choices. None if it is final or time is up."""
         if self.clock.over:
             return []
         with self.clock.running():
@@ -103,4 +103,4 @@ def refine_groups(
         for g in sorted(set(numbers)):
             groups[g].search_again()
         going = [g for g in sorted(set(numbers)) if not groups[g].stuck]
-        wanted = wanted if alone else min(wanted * settings.growth, settings.most)
+        wanted = wanted if alone else min(wanted * GROWTH, MOST)

@@ -26,7 +26,7 @@ from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower
 from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.ascent import JointSettings, Members, climb, hopeless_after
 from citrus.certify.refine.tightening import Assumption, NeuronPlanes, Violated, neuron_planes, tighten
-from citrus.certify.search.planes import Choice, dual_value
+from citrus.certify.search.planes import Choice, without_lightest
 from citrus.networks.operations import Graph
 
 Subset = tuple[Choice, ...]
@@ -120,7 +120,7 @@ class _Refinement:
 
     def __init__(self, instance: Instance, settings: JointSettings, clocks: SharedTime) -> None:
         self.instance, self.settings, self.clocks = instance, settings, clocks
-        self.graph = instance.graph.map(Tensor.detach)
+        self.graph = instance.graph
         self.double = self.graph.map(Tensor.double)
 
     def run(self, sets: Sequence[tuple[Subset, int]], starts: Starts) -> list[JointResult]:
@@ -204,18 +204,15 @@ class _Refinement:
 
         A proof by contradiction needs all of them, because each was assumed to be violated.
         """
-        eps, count, a, b = self.instance.eps, len(attempt.choices), planes.a, planes.b
+        a, b, count = planes.a, planes.b, len(attempt.choices)
         share = lambdas.double() / lambdas.double().sum()
         rank = share.argsort().argsort()
-        least = torch.arange(1 if attempt.assumptions else count, device=rank.device)  # row r leaves out r choices
-        trials = share * (rank >= least[:, None])
-        value, rounding = dual_value(a, b, eps, trials)
-        size = (trials * (b.abs() + eps * a.abs().sum(1))).sum(1)
-        holds = (value - rounding > self.settings.tolerance * size).tolist()
+        most = 1 if attempt.assumptions else count
+        left, holds = without_lightest(a, b, self.instance.eps, share, rank, most, self.settings.tolerance)
         drop = max((r for r, proved in enumerate(holds) if proved), default=count)
         core = tuple(choice for choice, r in zip(attempt.choices, rank.tolist(), strict=True) if r >= drop)
-        left = float(value[0] - rounding[0])
-        return JointResult(attempt.choices, left, core, share, tuple(slopes), a, b, steps, attempt.assumptions)
+        value = float(left[0])
+        return JointResult(attempt.choices, value, core, share, tuple(slopes), a, b, steps, attempt.assumptions)
 
     def _promising(self, attempts: list[_Attempt]) -> list[_Attempt]:
         """The sets that another round may prove. A round that brings less than a twentieth of what is missing is the

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from citrus.certify.search.planes import ChoicePlanes, Conflict, dual_value
+from citrus.certify.search.planes import ChoicePlanes, Conflict, dual_value, without_lightest
 
 TIE = 1e-9  # a plane this close to zero, relative to |b| + eps |a|_1, counts as violated: ties go to the adversary
 STEPS = 40  # Newton steps before a set is left open; a close call takes about 12
@@ -215,13 +215,11 @@ class Oracle:
             owner = self.planes.owner[number].tolist()
             rank = torch.tensor([heavy.index(choice) for choice in owner], device=self.rows.device)
             lambdas = self.rows.new_tensor(list(proof.values()))
-            trials = lambdas * (rank >= torch.arange(len(heavy), device=self.rows.device)[:, None])
             slopes, offsets = self.planes.slopes[number], self.planes.offsets[number]
-            value, rounding = dual_value(slopes, offsets, self.planes.eps, trials, self.norms[number])
-            margins = (value - rounding).tolist()
-            drop = max((r for r, left in enumerate(margins) if left > 0), default=0)
+            left, holds = without_lightest(slopes, offsets, self.planes.eps, lambdas, rank, len(heavy))
+            drop = max((r for r, proved in enumerate(holds) if proved), default=0)
             if drop:
-                margin, heavy = margins[drop], heavy[drop:]
+                margin, heavy = float(left[drop]), heavy[drop:]
                 proof = {plane: proof[plane] for plane, choice in zip(proof, owner, strict=True) if choice in heavy}
         choices = tuple(sorted(self.planes.choices[choice] for choice in heavy))
         return Conflict(choices, tuple(proof), tuple(proof.values()), margin)

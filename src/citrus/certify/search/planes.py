@@ -84,3 +84,14 @@ def dual_value(
     norms = slopes.abs().sum(-1) if norms is None else norms
     size = (lambdas * (offsets.abs() + eps * norms)).sum(-1)
     return value, 2 * gamma * size + 1e-300  # the constant covers underflow
+
+
+def without_lightest(
+    slopes: Tensor, offsets: Tensor, eps: float, lambdas: Tensor, rank: Tensor, most: int, tolerance: float = 0.0
+) -> tuple[Tensor, list[bool]]:
+    """What is left of a proof without the planes of rank < r, for each r < `most`: g less its rounding, and whether it
+    proves, that is exceeds the share `tolerance` of the size of its terms."""
+    trials = lambdas * (rank >= torch.arange(most, device=rank.device)[:, None])
+    value, rounding = dual_value(slopes, offsets, eps, trials)
+    size = (trials * (offsets.abs() + eps * slopes.abs().sum(1))).sum(1)
+    return value - rounding, (value - rounding > tolerance * size).tolist()
