@@ -89,7 +89,7 @@ def _optimised(question: Question, singles: Singles, first: LinearBounds, slack:
     chosen = (stage[live] < 0).any(1)
     if verifier.alpha_images is not None:
         worst = first.lower.masked_fill(stage[live] >= 0, float("inf")).amin(1)
-        chosen &= nearest(worst.masked_fill(~chosen, -float("inf")), block.owner[live], verifier.alpha_images)
+        chosen &= _nearest(worst.masked_fill(~chosen, -float("inf")), block.owner[live], verifier.alpha_images)
     some = chosen.nonzero().flatten()
     if not len(some):
         return singles
@@ -112,7 +112,7 @@ def _optimised(question: Question, singles: Singles, first: LinearBounds, slack:
     return replace(singles, boxes=tight, planes=(planes, better), slopes=slopes)
 
 
-def nearest(score: Tensor, owner: Tensor, count: int) -> Tensor:
+def _nearest(score: Tensor, owner: Tensor, count: int) -> Tensor:
     """Which are among the `count` highest scores of their group: (n,)."""
     order = score.argsort(descending=True)
     keep = torch.zeros_like(score, dtype=torch.bool)

@@ -41,7 +41,7 @@ class BlockProof:
     """Everything that was found out about the groups of one block: rows, and what a certificate is made of."""
 
     rows: tuple[GroupResult, ...]
-    singles: Singles | None = None  # none for a block that ended in an error
+    singles: Singles | None = None  # None if the block ended in an error
     groups: tuple[GroupProof, ...] = ()
 
 
@@ -101,15 +101,16 @@ class Cascade:
         if device.type != "cuda":
             return CPU_BLOCK
         room = torch.cuda.mem_get_info(device)[0] // 4
-        return max(1, min(GPU_BLOCK, room // (BYTES_PER_SLOPE * (plain.classes - 1) * plain.neurons)))
+        return max(1, min(GPU_BLOCK, room // (BYTES_PER_SLOPE * (plain.classes - 1) * max(1, plain.neurons))))
 
     def blocks(self, skip: frozenset[int] = frozenset()) -> Iterator[BlockProof]:
         """Proofs block by block, without the groups whose numbers are in `skip`."""
         block: list[Numbered] = []
         left = [(number, where) for number, where in enumerate(self.groups) if number not in skip]
+        size = self.block_size
         for entry in left:
             block.append(entry)
-            if sum(len(where) for _, where in block) >= self.block_size or entry is left[-1]:
+            if sum(len(where) for _, where in block) >= size or entry is left[-1]:
                 with true_float32(), torch.no_grad():
                     proof = self._prove(block)
                 yield proof

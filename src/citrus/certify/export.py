@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from citrus.bounds import Planes
 from citrus.certify.alone import Singles
 from citrus.certify.cascade import BlockProof
 from citrus.certify.refine.sets import JointResult, Subset
@@ -43,7 +44,11 @@ class _GroupExport:
         self.members = self.mine.nonzero().flatten().tolist()
         self.home = {image: i for i, image in enumerate(self.members)}  # place in the block -> place in the group
         self.place = {image: p for image, p in singles.place.items() if image in self.home}
-        self.crown = singles.planes[0].lower(question.eps) if singles.planes else None
+        places = list(self.place.values())
+        self.crown: dict[int, list[float]] = {}  # CROWN's bounds of each live image
+        if places:
+            planes = Planes(singles.planes[0].a[places], singles.planes[0].b[places])
+            self.crown = dict(zip(self.place, planes.lower(question.eps).tolist(), strict=True))
         self.made: dict[tuple[int, int, int], PlaneSource] = {}
 
     def certificate(self, number: int, proof: GroupProof) -> Certificate:
@@ -84,7 +89,7 @@ class _GroupExport:
         choices = ((self.home[image], int(singles.wrong[image, row])),)
         if stage == ALONE.index("alpha"):
             return Proof(choices, (self._source(image, row, 1),), (1.0,))
-        if self.crown is not None and image in self.place and float(self.crown[self.place[image], row]) > 0:
+        if image in self.crown and self.crown[image][row] > 0:
             return Proof(choices, (self._source(image, row, 0),), (1.0,))
         return Proof(choices)
 

@@ -85,11 +85,11 @@ def certificate_folder(out: str | Path, eps: float, settings: CertifySettings) -
     return path.with_name(f"{path.stem}-certificates")
 
 
-def read_rows(path: Path) -> tuple[dict[str, Any], list[GroupResult], int]:
+def read_rows(path: str | Path) -> tuple[dict[str, Any], list[GroupResult], int]:
     """What was asked, the last row of each group in order, and how many lines are none of these: cut short by a crash,
     damaged, or not ours. Where there is no file there is nothing asked and no row."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return {}, [], 0
     except OSError as error:
