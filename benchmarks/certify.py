@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from citrus.bounds import AlphaSettings, alpha, crown, interval, margin_rows, wrong_labels
-from citrus.certify import ChoicePlanes, search_subsets
+from citrus.certify.search.planes import ChoicePlanes
+from citrus.certify.search.search import SubsetSearch
 from citrus.console import table
 from citrus.data import as_float, load
 from citrus.files import write_json
@@ -66,7 +67,7 @@ def random_planes(count: int, pixels: int, generator: torch.Generator) -> Choice
 def search(groups: int, count: int, pixels: int) -> float:
     generator = torch.Generator().manual_seed(0)
     instances = [random_planes(count, pixels, generator) for _ in range(groups)]
-    return seconds(lambda: [search_subsets(planes) for planes in instances])
+    return seconds(lambda: [SubsetSearch(planes).run() for planes in instances])
 
 
 def main() -> None:

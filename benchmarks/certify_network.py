@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from citrus.certify import CertifySettings, GroupResult, certify
-from citrus.certify.cascade import BlockProof
-from citrus.certify.verifiers import pick
+from citrus.certify import CertifySettings, GroupResult
+from citrus.certify.cascade import Cascade
 from citrus.data import as_float, load
 from citrus.files import load_tensors, write_json
 from citrus.networks import graph
@@ -43,7 +42,9 @@ def certification(path: str, options: argparse.Namespace, device: torch.device) 
     started = time.perf_counter()
     rows: list[GroupResult] = []
 
-    def on_block(block: BlockProof) -> None:
+    plain = graph(load_network(file).to(device), tuple(x.shape[1:]))
+    cascade = Cascade(plain, x, y, config.eps, settings)
+    for block in cascade.blocks():
         rows.extend(block.rows)
         correct, proved, left = (sum(getattr(r, k) for r in rows) for k in ("correct", "certified", "attacked"))
         print(
@@ -52,13 +53,12 @@ def certification(path: str, options: argparse.Namespace, device: torch.device) 
             flush=True,
         )
 
-    plain = graph(load_network(file).to(device), tuple(x.shape[1:]))
-    found = certify(plain, x, y, config.eps, settings, on_block)
+    found = cascade.result(rows)
     result = {
         "run": place.name if place.is_dir() else file.stem,
         "group_size": options.group_size,
         "budget": options.budget,
-        "intermediate": pick(settings.verifier, settings.intermediate, plain).linear.intermediate,
+        "intermediate": cascade.question.verifier.linear.intermediate,
         "images": len(x),
         "seconds": time.perf_counter() - started,
         "stages": found.stage_seconds,

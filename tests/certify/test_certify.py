@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import folded, images
+from support.joint_cases import small
 from support.proved import CONV, MLP, RESIDUAL
 from support.synthetic import config, splits
 from torch import Tensor, nn
 
 from citrus.attacks import Ascent, fooled, pgd, universal_pgd
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, margin_rows
-from citrus.certify import cascade, single, verifiers
-from citrus.certify.cascade import BlockProof, CertifySettings, certify
-from citrus.certify.result import Certification, GroupResult, Verdict
-from citrus.certify.search import Budget, SearchResult, SubsetSearch
+from citrus.certify import alone, cascade, verifiers
+from citrus.certify.cascade import Cascade, certify
+from citrus.certify.result import ALONE, STAGES, Certification, GroupResult, Verdict
+from citrus.certify.settings import CertifySettings
 from citrus.certify.verifiers import VERIFIERS
 from citrus.data import as_float
 from citrus.errors import CitrusError, SoundnessError
@@ -85,11 +86,11 @@ def survivors(name: str) -> Tensor:
     t = task(name)
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(10_000, *t.images.shape[1:], generator=generator).sub(0.5).sign() * t.eps
-    alone = pgd(t.plain, t.images, t.labels, t.eps, Ascent(steps=40), generator=generator)
+    own = pgd(t.plain, t.images, t.labels, t.eps, Ascent(steps=40), generator=generator)
     x, y, place = t.images.repeat(2, 1, 1, 1), t.labels.repeat(2), torch.arange(COUNT)
     owner = torch.cat([place // 5, place // 7 + COUNT])
     strong = Ascent(steps=4, restarts=100, step_size=0.5)
-    deltas = torch.cat([corners, alone, universal_pgd(t.plain, x, y, owner, t.eps, strong, generator).delta])
+    deltas = torch.cat([corners, own, universal_pgd(t.plain, x, y, owner, t.eps, strong, generator).delta])
     assert float(deltas.abs().max()) <= t.eps * (1 + 1e-6)
     with torch.no_grad():
         wrong = [fooled(t.plain(t.images[i] + deltas), t.labels[i].expand(len(deltas))) for i in range(COUNT)]
@@ -130,25 +131,26 @@ def test_certified_images_are_those_that_bounds_prove_one_by_one(name: str) -> N
     t = task(name)
     spec = margin_rows(t.labels, 3)
     by_crown = crown(t.plain, t.images, t.eps, spec, LinearSettings(intersect=False)).lower
-    alone = {v: [row.index[0] for row in found(name, v, 1).rows if row.certified] for v in VERIFIERS}
-    assert alone["zeng"] == (by_crown > 0).all(1).nonzero().flatten().tolist()
+    single = {v: [row.index[0] for row in found(name, v, 1).rows if row.certified] for v in VERIFIERS}
+    assert single["zeng"] == (by_crown > 0).all(1).nonzero().flatten().tolist()
     slopes = {"citrus": AlphaSettings(), "racoon": AlphaSettings(linear=LinearSettings(intersect=False))}
     for verifier, settings in slopes.items():
         proved = (alpha(t.plain, t.images, t.eps, spec, settings).lower > 0).all(1).nonzero().flatten().tolist()
-        assert set(proved) <= set(alone[verifier])
-    assert bool(survivors(name)[:, alone["citrus"]].all())
+        assert set(proved) <= set(single[verifier])
+    assert bool(survivors(name)[:, single["citrus"]].all())
     for size, grouping in CASES[name]:  # theorem 3: groups prove at least as much, and a stronger verifier never less
         counts = {v: total(found(name, v, size, grouping)) for v in VERIFIERS}
-        assert counts["citrus"] >= counts["zeng"] >= len(alone["zeng"])
+        assert counts["citrus"] >= counts["zeng"] >= len(single["zeng"])
         assert counts["racoon"] >= counts["zeng"]
-        assert counts["citrus"] >= len(alone["citrus"])
+        assert counts["citrus"] >= len(single["citrus"])
 
 
 def test_the_verifiers_and_groupings_differ_where_they_should() -> None:
     assert any(total(found(n, "citrus", 7)) > total(found(n, "zeng", 7)) for n in EPS)
     assert any(total(found(n, "citrus", 7)) > total(found(n, "citrus", 1)) for n in EPS)
     stages = {stage for n in EPS for v in VERIFIERS for row in found(n, v, 7).rows for stage in row.stages}
-    assert stages >= {"crown", "alpha", "search"}
+    assert {"crown", "alpha", "search"} <= stages <= set(STAGES)
+    assert set(ALONE) < set(STAGES)
 
 
 def waking() -> Graph:
@@ -181,7 +183,7 @@ def test_large_networks_get_early_boxes_by_crown(monkeypatch: pytest.MonkeyPatch
 
 def test_racoon_optimises_the_slopes_of_ten_images_of_a_group_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(single, "alpha", lambda g, x, *rest: seen.append(len(x)) or alpha(g, x, *rest))
+    monkeypatch.setattr(alone, "alpha", lambda g, x, *rest: seen.append(len(x)) or alpha(g, x, *rest))
     plain, x = folded(RESIDUAL), images(16)
     certify(plain, x, plain(x).argmax(1), 0.1, CertifySettings(group_size=16, verifier="racoon", attack=ATTACK))
     assert seen == [10]
@@ -200,20 +202,34 @@ def test_eps_0_is_clean_accuracy_and_more_eps_never_proves_more_than_less_can_su
             assert total(more) <= total(less)  # no theorem for CROWN, but an increase here would be worth a look
 
 
-@pytest.mark.parametrize(("verifier", "count"), [("zeng", 24), ("racoon", 8)])
+@pytest.mark.parametrize(("verifier", "count"), [("zeng", 24), ("racoon", 8), ("citrus", 8)])
 def test_rows_do_not_depend_on_blocks_skipped_groups_or_the_run(verifier: str, count: int) -> None:
     plain, x = folded(RESIDUAL), images(count, seed=1)
     given = (plain, x, plain(x).argmax(1), 0.06)
-    settings = CertifySettings(group_size=4, verifier=verifier, budget=60, attack=Ascent(steps=4))
+    settings = CertifySettings(group_size=4, verifier=verifier, budget=600, attack=Ascent(steps=4))
     whole = plain_rows(certify(*given, settings).rows)
     assert plain_rows(certify(*given, settings).rows) == whole
     for size, groups in ((1, 1), (7, 2)):
-        blocks: list[BlockProof] = []
-        cut = certify(*given, replace(settings, block=size), blocks.append)
-        assert plain_rows([row for b in blocks for row in b.rows]) == plain_rows(cut.rows) == whole
-        assert [len(b.rows) for b in blocks[:-1]] == [groups] * (len(blocks) - 1)
-    rest = certify(*given, settings, skip=frozenset({0, 3}))
-    assert plain_rows(rest.rows) == [row for row in whole if row[0] not in (0, 3)]
+        blocks = list(Cascade(*given, replace(settings, block=size)).blocks())
+        assert plain_rows(row for block in blocks for row in block.rows) == whole
+        assert [len(block.rows) for block in blocks[:-1]] == [groups] * (len(blocks) - 1)
+    rest = Cascade(*given, settings).blocks(skip=frozenset({0, 3}))
+    assert plain_rows(row for block in rest for row in block.rows) == [row for row in whole if row[0] not in (0, 3)]
+
+
+@pytest.mark.parametrize("verifier", ["citrus", "racoon"])
+def test_rows_do_not_depend_on_the_groups_beside_them(verifier: str) -> None:
+    instance = small(count=16, eps=0.05)
+    settings = CertifySettings(4, "dataset", verifier, budget=600, attack=ATTACK)
+    parts = torch.arange(16).split(4)
+    answers = []
+    for order, size in (((0, 1, 2, 3), 100), ((3, 1, 0, 2), 100), ((2, 3, 1, 0), 8), ((1, 0, 3, 2), 1)):
+        place = torch.cat([parts[k] for k in order])
+        given = (instance.graph, instance.images[place], instance.labels[place], instance.eps)
+        rows = certify(*given, replace(settings, block=size)).rows
+        answers.append({k: plain_rows([replace(row, group=0, index=())]) for k, row in zip(order, rows, strict=True)})
+    assert all(answer == answers[0] for answer in answers)
+    assert verifier == "racoon" or any(row.stages.get("joint") for row in rows)
 
 
 def test_one_group_when_n_is_larger_and_none_when_nothing_is_right() -> None:
@@ -244,7 +260,7 @@ def test_an_unsound_bound_stops_the_run(what: str, monkeypatch: pytest.MonkeyPat
     x, y = t.images[t.correct].repeat_interleave(2, 0), t.labels[t.correct].repeat_interleave(2)
     settings = CertifySettings(group_size=2, verifier="zeng", attack=Ascent(steps=20, restarts=2))
     assert certify(t.plain, x, y, 0.3, settings).attacked == 0
-    monkeypatch.setattr(single, "crown", unsound)
+    monkeypatch.setattr(alone, "crown", unsound)
     with pytest.raises(SoundnessError):
         certify(t.plain, x, y, 0.3, settings)
 
@@ -265,7 +281,7 @@ def test_out_of_memory_is_an_error_of_its_block_only(error: Exception, monkeypat
         calls.append(0)
         if len(calls) == 2:
             raise error
-        return single.prove_alone(*arguments, **more)
+        return alone.prove_alone(*arguments, **more)
 
     monkeypatch.setattr(cascade, "prove_alone", sometimes)
     settings = CertifySettings(grouping="dataset", verifier="zeng", attack=ATTACK, block=5)
@@ -280,18 +296,15 @@ def test_out_of_memory_is_an_error_of_its_block_only(error: Exception, monkeypat
     assert result.certified <= result.attacked <= result.correct <= 100
 
 
-def test_searches_get_no_more_time_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups at 0.5 s each; a search that is told to stop later would be one that --budget does not stop."""
-    run, given = SubsetSearch.run, list[float]()
-
-    def timed_run(self: SubsetSearch, budget: Budget) -> SearchResult:
-        given.append(budget.seconds)
-        return run(self, budget)
-
-    monkeypatch.setattr(SubsetSearch, "run", timed_run)
+def test_a_group_that_gives_up_is_unknown_and_one_without_time_a_timeout() -> None:
+    """Whatever the others do: with an hour nobody runs out of time, with a nanosecond everybody who needs it does."""
     t = task("residual")
-    certify(t.plain, t.images, t.labels, t.eps, CertifySettings(group_size=9, budget=0.5, attack=ATTACK))
-    assert 0 < max(given) <= 1.0
+    verdicts = {}
+    for budget in (3600.0, 1e-9):
+        settings = CertifySettings(group_size=5, grouping="dataset", budget=budget, attack=ATTACK)
+        rows = certify(t.plain, t.images, t.labels, t.eps, settings).rows
+        verdicts[budget] = {row.verdict for row in rows if row.certified < row.attacked}
+    assert verdicts == {3600.0: {Verdict.UNKNOWN}, 1e-9: {Verdict.TIMEOUT}}
 
 
 def nan(layer: nn.Linear) -> nn.Linear:
@@ -302,8 +315,8 @@ def nan(layer: nn.Linear) -> nn.Linear:
 @pytest.mark.parametrize(
     ("network", "change", "message"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nan(nn.Linear(72, 3))), {}, "Layer '1' .* NaN"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3), nn.GELU()), {}, "Layer 2, GELU '2'"),
+        (lambda: nn.Sequential(nn.Flatten(), nan(nn.Linear(72, 3))).eval(), {}, "Layer '1' .* NaN"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3), nn.GELU()).eval(), {}, "Layer 2, GELU '2'"),
         (MLP.build, {"images": 2 * images(4)}, r"must lie in \[0, 1\]"),
         (CONV.build, {"images": images(4, shape=(3, 6, 6))}, "shape"),
         (lambda: folded(CONV), {"images": images(4, shape=(3, 6, 6))}, "shape"),
@@ -319,10 +332,25 @@ def test_what_cannot_be_used_is_refused_in_words(network: Any, change: dict[str,
         certify(network(), given["images"], given["labels"], given["eps"], CertifySettings(**given["settings"]))
 
 
-def test_a_network_in_training_mode_is_certified_in_eval_mode() -> None:
+def test_a_network_in_training_mode_is_refused_and_left_as_it_is() -> None:
     t, network = task("conv"), CONV.build().train()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(CitrusError, match="training mode"):
+        certify(network, t.images, t.labels, t.eps)
+    assert all(module.training for module in network.modules())
     settings = CertifySettings(grouping="dataset", verifier="zeng", attack=ATTACK)
-    result = certify(network, t.images, t.labels, t.eps, settings)
+    result = certify(network.eval(), t.images, t.labels, t.eps, settings)
     assert plain_rows(result.rows) == plain_rows(found("conv", "zeng").rows)
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_clean_predictions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole network is evaluated on the images as they are once, in groups and blocks of any kind."""
+    t, seen = task("mlp"), []
+    call = Graph.__call__
+
+    def counted(self: Graph, x: Tensor) -> Tensor:
+        seen.extend(image for image in range(COUNT) if any(torch.equal(t.images[image], row) for row in x))
+        return call(self, x)
+
+    monkeypatch.setattr(Graph, "__call__", counted)
+    certify(t.plain, t.images, t.labels, t.eps, CertifySettings(grouping="adaptive", attack=ATTACK, block=3))
+    assert sorted(seen) == list(range(COUNT))

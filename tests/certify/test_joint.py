@@ -10,11 +10,10 @@ from support.joint_cases import DEEP, EPS, attack, member_margins, mixed_subsets
 
 from citrus.bounds.interval import Box
 from citrus.bounds.margins import wrong_labels
-from citrus.certify import dual_value
-from citrus.certify.climb import hopeless_after
-from citrus.certify.joint import JointResult, JointSettings, Subset, refine_subsets
-from citrus.certify.milp import installed
-from citrus.errors import CitrusError
+from citrus.certify.clock import Clock, SharedTime
+from citrus.certify.refine.ascent import JointSettings, hopeless_after
+from citrus.certify.refine.sets import JointResult, Subset, prove_sets
+from citrus.certify.search.planes import dual_value
 
 STEPS = JointSettings(iterations=25, window=0)
 
@@ -35,8 +34,8 @@ def one_thread() -> Iterator[None]:
 def test_rises_from_the_start_and_is_the_dual_value_of_what_is_returned(case: Case) -> None:
     instance = small(case)
     subsets = mixed_subsets(instance)
-    first = refine_subsets(instance, subsets, replace(STEPS, iterations=0))
-    found = refine_subsets(instance, subsets, STEPS)
+    first = prove_sets(instance, subsets, replace(STEPS, iterations=0))
+    found = prove_sets(instance, subsets, STEPS)
     assert [result.choices for result in found] == subsets
     for start, result in zip(first, found, strict=True):
         assert start.steps == 0
@@ -56,7 +55,7 @@ def test_rises_from_the_start_and_is_the_dual_value_of_what_is_returned(case: Ca
 def test_planes_are_sound_and_proofs_hold(case: Case) -> None:
     """At 10,000 perturbations each, and at those that an attack on the subset itself finds."""
     instance = small(case)
-    found = refine_subsets(instance, mixed_subsets(instance), STEPS)
+    found = prove_sets(instance, mixed_subsets(instance), STEPS)
     deltas = sampled(instance, 10_000)
     for result in found:
         margins = member_margins(instance, result.choices, deltas)
@@ -66,11 +65,10 @@ def test_planes_are_sound_and_proofs_hold(case: Case) -> None:
         assert (member_margins(instance, result.core, attack(instance, result.core)).amax(1) > 0).all()
 
 
-@pytest.mark.skipif(not installed(), reason="needs highspy")
 def test_reaches_the_linear_program_of_the_joint_triangle_relaxation() -> None:
     instance = small(case_named("mlp"), eps=0.15)
     subsets = [s for s in mixed_subsets(instance) if len(s) > 1]
-    found = refine_subsets(instance, subsets, JointSettings(iterations=400, decay=0.99, window=0))
+    found = prove_sets(instance, subsets, JointSettings(iterations=400, decay=0.99, window=0))
     for result in found:
         optimum = triangle_program(instance, result.choices)
         assert result.value <= optimum + 1e-5
@@ -87,22 +85,22 @@ def test_one_by_one_and_in_chunks_as_in_one_batch(case: Case) -> None:
     instance = small(case)
     subsets = mixed_subsets(instance)
     settings = JointSettings(iterations=15)
-    batch = refine_subsets(instance, subsets, settings)
+    batch = prove_sets(instance, subsets, settings)
     assert len({result.steps for result in batch}) > 1
     for result, subset in zip(batch, subsets, strict=True):
-        assert_same(result, refine_subsets(instance, [subset], settings)[0])
+        assert_same(result, prove_sets(instance, [subset], settings)[0])
     for memory in (1, 200_000):
-        for one, two in zip(batch, refine_subsets(instance, subsets, replace(settings, memory=memory)), strict=True):
+        for one, two in zip(batch, prove_sets(instance, subsets, replace(settings, memory=memory)), strict=True):
             assert_same(one, two)
 
 
 def test_starts_are_used_and_a_better_start_is_never_lost() -> None:
     instance = small()
     subsets = [s for s in mixed_subsets(instance) if len(s) == 2]
-    found = refine_subsets(instance, subsets, STEPS)
+    found = prove_sets(instance, subsets, STEPS)
     for result in found:
         starts = {choice: tuple(s[m] for s in result.slopes) for m, choice in enumerate(result.choices)}
-        again = refine_subsets(instance, [result.choices], replace(STEPS, iterations=0), starts)[0]
+        again = prove_sets(instance, [result.choices], replace(STEPS, iterations=0), starts)[0]
         for mine, given in zip(again.slopes, result.slopes, strict=True):
             assert torch.equal(mine, given)
         torch.testing.assert_close(again.a, result.a)
@@ -111,7 +109,7 @@ def test_starts_are_used_and_a_better_start_is_never_lost() -> None:
 def test_a_member_that_is_safe_alone_is_the_whole_proof() -> None:
     instance = small(eps=0.003)
     wrong = wrong_labels(instance.labels, CLASSES)
-    result = refine_subsets(instance, [tuple((i, int(wrong[i, 0])) for i in range(5))])[0]
+    result = prove_sets(instance, [tuple((i, int(wrong[i, 0])) for i in range(5))])[0]
     assert result.proved
     assert len(result.core) == 1
     assert result.steps == 0
@@ -125,24 +123,25 @@ def test_nan_is_not_a_proof_and_stays_with_its_image() -> None:
     wrong = wrong_labels(instance.labels, CLASSES).tolist()
     subsets: list[Subset] = [((0, wrong[0][0]), (2, wrong[2][0])), ((0, wrong[0][0]), (1, wrong[1][0]))]
     for settings in (JointSettings(iterations=5), JointSettings(iterations=5, window=0)):
-        spoilt, healthy = refine_subsets(broken, subsets, settings)
+        spoilt, healthy = prove_sets(broken, subsets, settings)
         assert not spoilt.proved
         assert spoilt.core == ()
         assert healthy.proved
 
 
 @pytest.mark.parametrize("assume", [0, 2])
-def test_a_team_stops_with_the_first_of_its_subsets_that_is_given_up(assume: int) -> None:
+def test_a_group_stops_with_the_first_of_its_sets_that_is_given_up(assume: int) -> None:
     instance = small()
     subsets = mixed_subsets(instance)
     settings = JointSettings(iterations=60, window=2, assume=assume)
-    free = refine_subsets(instance, subsets, settings)
+    free = prove_sets(instance, subsets, settings)
     first = min(result.steps for result in free if not result.proved)
     assert any(result.steps > first for result in free)
-    held = refine_subsets(instance, subsets, settings, teams=[7] * len(subsets))
+    held = prove_sets(instance, subsets, settings, clocks=SharedTime([Clock()], allied=True))
     assert all(one.steps <= two.steps for one, two in zip(held, free, strict=True))
     assert sum(result.steps for result in held) < sum(result.steps for result in free)
-    apart = refine_subsets(instance, subsets, settings, teams=list(range(len(subsets))))
+    groups = list(range(len(subsets)))
+    apart = prove_sets(instance, subsets, settings, groups=groups, clocks=SharedTime([Clock() for _ in groups], True))
     assert [result.steps for result in apart] == [result.steps for result in free]
 
 
@@ -158,20 +157,9 @@ def test_gives_up_by_extrapolation() -> None:
 
 def test_no_time_returns_the_start() -> None:
     instance = small()
-    found = refine_subsets(instance, mixed_subsets(instance), replace(STEPS, seconds=0.0))
+    found = prove_sets(instance, mixed_subsets(instance), STEPS, clocks=SharedTime([Clock(0.0)]))
     assert {result.steps for result in found} == {0}
 
 
-def test_refuses_what_is_no_subset() -> None:
-    instance = small(count=3)
-    right, (first, second) = int(instance.labels[0]), wrong_labels(instance.labels, CLASSES)[0].tolist()
-    for subset in [(), ((0, right),), ((3, first),), ((0, 9),), ((0, first), (0, second))]:
-        with pytest.raises(CitrusError, match="wrong label"):
-            refine_subsets(instance, [subset])
-    with pytest.raises(CitrusError, match="teams"):
-        refine_subsets(instance, [((0, first),)], teams=[1, 2])
-    with pytest.raises(CitrusError, match="box"):
-        replace(instance, boxes=instance.boxes[:1])
-    with pytest.raises(CitrusError, match="iterations"):
-        JointSettings(iterations=-1)
-    assert refine_subsets(instance, []) == []
+def test_no_sets_are_no_work() -> None:
+    assert prove_sets(small(count=3), []) == []

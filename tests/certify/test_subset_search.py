@@ -1,27 +1,24 @@
 """The search over planes against a mixed integer program, exact rational proofs, and brute force."""
 
 import itertools
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
+from support.clocks import Ticks
+from support.milp import solve_count, solve_set
 
-from citrus.certify import (
-    Budget,
-    ChoicePlanes,
-    Conflict,
-    Contradiction,
-    SearchResult,
-    SubsetSearch,
-    covers,
-    dual_value,
-    search_subsets,
-)
-from citrus.certify.duals import TIE, Oracle
-from citrus.certify.milp import solve_count, solve_set
+from citrus.certify.search.duals import TIE, Answer, Oracle
+from citrus.certify.search.memory import Contradiction
+from citrus.certify.search.planes import ChoicePlanes, Conflict, dual_value
+from citrus.certify.search.search import SearchResult, SubsetSearch
+from citrus.checker.cover import covers
 from citrus.errors import CitrusError
+
+NEAR = 1e-6  # an optimum this close to zero, in units of |b| + eps |a|_1, is a tie
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,8 +95,9 @@ def check(planes: ChoicePlanes, result: SearchResult) -> None:
     assert covers([c.choices for c in result.conflicts], labels_of(planes), result.survivors, result.parts)
     assert sorted(image for part in result.parts for image in part) == list(range(planes.images))
     assert len({image for image, _ in result.violable}) == len(result.violable) <= planes.images - result.survivors
-    if result.violable:
-        assert result.delta is not None
+    if result.violable and result.delta is None:
+        assert_tie(planes, result.violable)
+    elif result.delta is not None:
         assert result.delta.abs().max() <= planes.eps
         rows = [p for p, c in enumerate(planes.owner.tolist()) if planes.choices[c] in result.violable]
         values = planes.slopes[rows] @ result.delta + planes.offsets[rows]
@@ -107,23 +105,24 @@ def check(planes: ChoicePlanes, result: SearchResult) -> None:
         assert bool((values <= 2 * TIE * scale).all())
 
 
+def assert_tie(planes: ChoicePlanes, chosen: tuple[tuple[int, int], ...]) -> None:
+    """What the duals may leave open, so that nobody knows a perturbation."""
+    oracle = Oracle(planes)
+    assert abs(solve_set(oracle, [planes.choices.index(choice) for choice in chosen])) <= NEAR
+
+
+def search_subsets(planes: ChoicePlanes) -> SearchResult:
+    return SubsetSearch(planes).run()
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_equals_the_mixed_integer_program(whole: bool) -> None:
-    pytest.importorskip("highspy")
     for seed in range(50):
         planes = random_planes(seed, whole)
         result = search_subsets(planes)
         assert result.exact, seed
-        assert result.survivors == planes.images - solve_count(planes)[0], seed
+        assert result.survivors == planes.images - solve_count(planes), seed
         check(planes, result)
-
-
-def test_without_the_solver_the_answer_is_the_same() -> None:
-    for seed in range(20):
-        planes = random_planes(seed, seed % 2 == 0)
-        alone = SubsetSearch(planes, fallback=False).run()
-        assert alone.programs == 0
-        assert alone.survivors == search_subsets(planes).survivors
 
 
 def test_no_sampled_delta_beats_the_count() -> None:
@@ -144,28 +143,28 @@ def test_a_budget_leaves_a_sound_answer() -> None:
     for seed in range(3):
         planes = large_planes(6, seed, pixels=32, low=0.2, high=1.2)
         exact = search_subsets(planes)
-        for nodes in (0, 10):
-            stopped = search_subsets(planes, budget=Budget(nodes=nodes))
+        for seconds in (0, 12, 40):  # one passes at each look at the clock
+            stopped = SubsetSearch(planes, now=Ticks(1.0)).run(seconds)
             assert stopped.survivors <= exact.survivors
             assert stopped.exact <= (stopped.survivors == exact.survivors)
             check(planes, stopped)
             gaps.add(exact.survivors - stopped.survivors)
-        assert search_subsets(planes, budget=Budget(seconds=0)).survivors <= exact.survivors
     assert max(gaps) > 0, "the budgets never ended a search"
 
 
 def test_a_stopped_search_goes_on_where_it_was() -> None:
     planes = large_planes(6, 1, pixels=32, low=0.2, high=1.2)
-    search = SubsetSearch(planes)
-    results = [search.run(Budget(nodes=10)), search.run()]
+    search = SubsetSearch(planes, now=Ticks(1.0))
+    results = [search.run(seconds=20), search.run()]
     assert results[1].exact
-    assert results[0].survivors <= results[1].survivors == search_subsets(planes).survivors
-    again = search.run()
-    assert (again.nodes, again.sets) == (0, 0), "nothing is left to decide"
+    assert not results[0].exact
+    assert results[0].survivors < results[1].survivors == search_subsets(planes).survivors
+    before = (search.nodes, search.known.sets)
+    search.run()
+    assert (search.nodes, search.known.sets) == before, "nothing is left to decide"
 
 
 def test_cuts_are_honoured() -> None:
-    pytest.importorskip("highspy")
     for seed in range(20):
         planes = random_planes(seed)
         search = SubsetSearch(planes)
@@ -174,12 +173,15 @@ def test_cuts_are_honoured() -> None:
             largest = search.run().violable
             if len(largest) > 1:
                 cuts.append(largest[:2])
-                search.add_cut(largest[:2])
+                search.known.add_cut(largest[:2])
         after = search.run()
         assert after.exact
         assert after.survivors >= before.survivors
-        assert after.survivors == planes.images - solve_count(planes, cuts)[0]
-        assert after.survivors == search_subsets(planes, cuts).survivors
+        assert after.survivors == planes.images - solve_count(planes, cuts)
+        fresh = SubsetSearch(planes)
+        for cut in cuts:
+            fresh.known.add_cut(cut)
+        assert after.survivors == fresh.run().survivors
 
 
 def test_critical_sets_decide_the_count() -> None:
@@ -187,7 +189,7 @@ def test_critical_sets_decide_the_count() -> None:
         planes = random_planes(seed)
         search = SubsetSearch(planes)
         first = search.run()
-        sets = search.critical(limit=10_000)
+        sets = search.critical(count=10_000)
         size = planes.images - first.survivors
         assert len(set(sets)) == len(sets)
         assert all(len(chosen) == size for chosen in sets)
@@ -197,7 +199,7 @@ def test_critical_sets_decide_the_count() -> None:
         wanted = brute_force_sets(planes, size)
         assert set(sets) == wanted, seed
         for chosen in sets:
-            search.add_cut(chosen)
+            search.known.add_cut(chosen)
         assert search.run().survivors == first.survivors + 1
         assert len(SubsetSearch(planes).critical()) == 0, "there is nothing to say before a run"
 
@@ -210,36 +212,20 @@ def brute_force_sets(planes: ChoicePlanes, size: int) -> set[tuple[tuple[int, in
     return {tuple(sorted(planes.choices[c] for c in chosen)) for chosen, a in pairs if a.conflict is None}
 
 
-def test_added_planes_tighten_the_count() -> None:
-    for seed in range(20):
-        planes = random_planes(seed)
-        search = SubsetSearch(planes)
-        before = search.run()
-        for choice in before.violable[:2]:
-            slopes = torch.randn(2, planes.slopes.shape[1], generator=torch.Generator().manual_seed(seed)).double()
-            offsets = 0.9 * planes.eps * slopes.abs().sum(1)
-            search.add_planes(choice, slopes, offsets)
-            planes = planes.adding(choice, slopes, offsets)
-        after = search.run()
-        assert after.survivors >= before.survivors
-        assert after.survivors == search_subsets(planes).survivors
-        check(planes, after)
-
-
 def test_witnesses_start_the_search_and_end_refinement() -> None:
     planes = random_planes(4)
     search = SubsetSearch(planes)
     result = search.run()
     assert result.delta is not None
     other = SubsetSearch(planes)
-    other.add_witness(result.delta, result.violable)
+    other.known.add_witness(result.delta, result.violable)
     assert other.run().survivors == result.survivors
     assert other.critical() == [], "an attack reaches the bound, so no proof can raise it"
     with pytest.raises(Contradiction):
-        other.add_cut(result.violable)
-    search.add_cut(result.violable)
+        other.known.add_cut(result.violable)
+    search.known.add_cut(result.violable)
     with pytest.raises(Contradiction):
-        search.add_witness(result.delta, result.violable)
+        search.known.add_witness(result.delta, result.violable)
 
 
 def test_covers_needs_every_necessary_conflict() -> None:
@@ -295,7 +281,7 @@ def test_one_image_and_no_open_labels() -> None:
     closed = ChoicePlanes.of(torch.ones(3, 2, 4), torch.zeros(3, 2), torch.ones(3, 2), 1.0, torch.zeros(3, 2))
     nothing = search_subsets(closed)
     assert (nothing.survivors, nothing.exact, nothing.violable, nothing.conflicts) == (3, True, (), ())
-    assert solve_count(closed) == (0, ())
+    assert solve_count(closed) == 0
 
 
 def test_numbers_that_are_not_finite_prove_nothing() -> None:
@@ -310,20 +296,8 @@ def test_numbers_that_are_not_finite_prove_nothing() -> None:
         assert (result.survivors, result.exact) == (0, True)
 
 
-def test_bad_input_is_named() -> None:
+def test_negative_multipliers_are_refused() -> None:
     planes = random_planes(1)
-    with pytest.raises(CitrusError, match="eps"):
-        ChoicePlanes.of(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1), float("nan"))
-    with pytest.raises(CitrusError, match="shapes"):
-        ChoicePlanes.of(torch.ones(1, 2, 2), torch.ones(1, 1), torch.ones(1, 1), 0.1)
-    with pytest.raises(CitrusError, match="distinct"):
-        ChoicePlanes.of(torch.ones(1, 2, 2), torch.ones(1, 2), torch.ones(1, 2), 0.1)
-    with pytest.raises(CitrusError, match="cut"):
-        search_subsets(planes, [[(99, 0)]])
-    with pytest.raises(CitrusError, match="witness"):
-        search_subsets(planes, witnesses=[(torch.full((planes.slopes.shape[1],), 9.0), [])])
-    with pytest.raises(CitrusError, match="not open"):
-        planes.adding((0, 99), torch.ones(1, planes.slopes.shape[1]), torch.ones(1))
     with pytest.raises(CitrusError, match=">= 0"):
         dual_value(planes.slopes, planes.offsets, 0.1, -torch.ones(len(planes.slopes)))
 
@@ -342,21 +316,47 @@ def test_the_rounding_bound_holds_in_rational_arithmetic() -> None:
         assert float(rounding) < 1e-11 * 30 * scale * 300
 
 
-def test_the_linear_program_agrees_with_the_ascent() -> None:
-    pytest.importorskip("highspy")
+@pytest.mark.parametrize("whole", [False, True], ids=["random", "ties"])
+def test_the_linear_program_agrees_with_the_ascent(whole: bool) -> None:
+    """A set is proved, violated by a delta, or a tie that may stay open: which of these two is up to the last bits."""
+    ties = 0
     for seed in range(20):
-        oracle = Oracle(random_planes(seed, seed % 2 == 0))
+        oracle = Oracle(random_planes(seed, whole))
         sets = [tuple(range(k, k + 3)) for k in range(len(oracle.planes.choices) - 3)]
+        sets = [chosen for chosen in sets if any(oracle.members[c] for c in chosen)]
         for chosen, answer in zip(sets, oracle.settle(sets), strict=True):
-            if any(oracle.members[c] for c in chosen):
-                assert (answer.conflict is not None) == (solve_set(oracle, chosen).value > 10 * TIE)
-                assert (answer.conflict is None) == (answer.delta is not None)
+            optimum = solve_set(oracle, chosen)
+            assert answer.conflict is None or (answer.delta is None and optimum > -NEAR)
+            assert answer.conflict is not None or optimum < NEAR
+            assert answer.delta is not None or optimum > -NEAR
+            ties += abs(optimum) <= NEAR
+    assert bool(ties) == whole
 
 
-def test_ten_groups_of_ten_images_are_fast() -> None:
-    """Two seconds on two free cores is the aim; the limit here leaves room for a busy machine."""
-    groups = [large_planes(10, seed) for seed in range(3)]
-    started = time.process_time()
-    results = [search_subsets(planes) for planes in groups]
-    assert all(result.exact and result.programs == 0 for result in results)
-    assert time.process_time() - started < 10
+class Undecided(Oracle):
+    """An oracle that never knows a perturbation: it leaves open what it cannot prove."""
+
+    def settle(self, *arguments: Any) -> list[Answer]:
+        return [replace(answer, delta=None) for answer in super().settle(*arguments)]
+
+
+def test_what_is_left_open_counts_as_violable() -> None:
+    for seed in range(8):
+        planes = random_planes(seed, seed % 2 == 0)
+        known = SubsetSearch(planes)
+        search = SubsetSearch(planes)
+        search.known.oracle = Undecided(planes)
+        expected, result = known.run(), search.run()
+        assert result.exact
+        assert (result.survivors, len(result.violable)) == (expected.survivors, len(expected.violable))
+        assert result.delta is None
+        assert covers([c.choices for c in result.conflicts], labels_of(planes), result.survivors, result.parts)
+        assert set(search.critical(count=10_000)) == set(known.critical(count=10_000))
+
+
+def test_a_search_over_ten_images_is_small() -> None:
+    """Three groups take 0.4 s of one core; what is counted here does not depend on the machine."""
+    searches = [SubsetSearch(large_planes(10, seed)) for seed in range(3)]
+    assert all(search.run().exact for search in searches)
+    assert sum(search.nodes for search in searches) < 1_000
+    assert sum(search.known.sets for search in searches) < 10_000

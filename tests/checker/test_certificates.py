@@ -12,11 +12,11 @@ from support.proved import CONV, MLP, RESIDUAL, certify, failures
 from torch import Tensor
 
 from citrus.bounds import wrong_labels
-from citrus.certify import covers
-from citrus.certify.certificate import Certificate, fingerprint, read_certificate, store, write_certificate
-from citrus.certify.checker import WrongNetworkError, check
-from citrus.certify.float64 import Network
-from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, flat_slopes
+from citrus.checker.arithmetic import Network
+from citrus.checker.certificate import fingerprint, read_certificate, store, write_certificates
+from citrus.checker.check import WrongNetworkError, check
+from citrus.checker.cover import covers
+from citrus.checker.proofs import Certificate, Evaluator, Intermediate, PlaneSource, Proof
 from citrus.errors import CitrusError
 from citrus.files import load_tensors
 from citrus.networks import Graph
@@ -30,7 +30,7 @@ def test_what_the_search_proves_is_confirmed(
 ) -> None:
     plain = folded(case)
     groups = [certify(plain, eps, intermediate, optimised, number=n) for n, optimised in enumerate((False, True))]
-    written = write_certificate(tmp_path, plain, eps, intermediate, groups)
+    written = write_certificates(tmp_path, plain, groups)
     assert [w.lost for w in written] == [(), ()]
     report = check(tmp_path, plain)
     assert not report.failures
@@ -41,12 +41,12 @@ def test_what_the_search_proves_is_confirmed(
 
 def test_proofs_hold_on_the_boxes_they_were_made_with_and_not_on_wider_ones(tmp_path: Path) -> None:
     plain, hows = folded(case_named("deep groups")), get_args(Intermediate)
-    groups: dict[Intermediate, GroupCertificate] = {how: certify(plain, 0.05, how) for how in hows}
+    groups: dict[Intermediate, Certificate] = {how: certify(plain, 0.05, how) for how in hows}
     assert hows == ("interval", "early", "crown")
     assert groups["interval"].survivors < groups["early"].survivors < groups["crown"].survivors
     for k, made in enumerate(hows):
         for j, named in enumerate(hows):
-            (written,) = write_certificate(tmp_path / made / named, plain, 0.05, named, [groups[made]])
+            (written,) = write_certificates(tmp_path / made / named, plain, [replace(groups[made], intermediate=named)])
             assert (written.lost == ()) == (j >= k)
 
 
@@ -55,13 +55,13 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     group = certify(plain, 0.08, optimised=True)
     levels = (group.images * 255).round() / 255
     for pixels, kind in ((group.images, torch.float32), (levels, torch.uint8)):
-        store(tmp_path / "one", Certificate("ab", 0.1, "crown", replace(group, images=pixels, proofs=()), "net.onnx"))
+        store(tmp_path / "one", replace(group, images=pixels, proofs=(), network="ab", network_path="net.onnx"))
         back = read_certificate(tmp_path / "one")
-        assert torch.equal(back.group.images, pixels)
+        assert torch.equal(back.images, pixels)
         assert load_tensors(tmp_path / "one")[0]["images"].dtype == kind
-        assert (back.network, back.eps, back.intermediate, back.network_path) == ("ab", 0.1, "crown", "net.onnx")
-    (written,) = write_certificate(tmp_path, plain, 0.08, "crown", [group])
-    back = read_certificate(written.path).group
+        assert (back.network, back.eps, back.intermediate, back.network_path) == ("ab", 0.08, "crown", "net.onnx")
+    (written,) = write_certificates(tmp_path, plain, [group])
+    back = read_certificate(written.path)
     assert [(p.choices, p.lambdas) for p in back.proofs] == [(p.choices, p.lambdas) for p in group.proofs]
     assert (back.survivors, back.parts, back.number) == (group.survivors, group.parts, group.number)
     for old, new in zip(
@@ -70,8 +70,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
         assert (old.image, old.label) == (new.image, new.label)
         assert old.slopes is not None
         assert new.slopes is not None
-        flat = torch.cat([s.flatten() for s in old.slopes])
-        assert (flat.clamp(0, 1) - flat_slopes(new.slopes)).abs().max() <= 0.5 / 255 + 1e-6
+        assert (old.slopes.clamp(0, 1) - new.exact_slopes).abs().max() <= 0.5 / 255 + 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +78,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Path]:
     """A certificate whose count needs conflicts of several images, with optimised slopes."""
     plain = folded(RESIDUAL)
     folder = tmp_path_factory.mktemp("honest")
-    (written,) = write_certificate(folder, plain, 0.03, "crown", [certify(plain, 0.03, optimised=True)])
-    group = read_certificate(written.path).group
+    (written,) = write_certificates(folder, plain, [certify(plain, 0.03, optimised=True)])
+    group = read_certificate(written.path)
     alone = [proof.choices for proof in group.proofs if len(proof.choices) == 1]
     assert not covers(alone, wrong_labels(group.labels, CLASSES).tolist(), group.survivors)
     assert not failures(written.path, plain)
@@ -92,28 +91,27 @@ def with_slopes(change: Callable[[Tensor], Tensor]) -> Callable[[Certificate], C
 
     def mutate(certificate: Certificate) -> Certificate:
         sources: dict[PlaneSource, PlaneSource] = {}
-        for row in (row for proof in certificate.group.proofs for row in proof.rows):
+        for row in (row for proof in certificate.proofs for row in proof.rows):
             assert row.slopes is not None
-            sources[row] = replace(row, slopes=(change(flat_slopes(row.slopes)).float(),))
-        proofs = (replace(p, rows=tuple(sources[row] for row in p.rows)) for p in certificate.group.proofs)
-        return replace(certificate, group=replace(certificate.group, proofs=tuple(proofs)))
+            sources[row] = replace(row, slopes=change(row.exact_slopes).float())
+        proofs = (replace(p, rows=tuple(sources[row] for row in p.rows)) for p in certificate.proofs)
+        return replace(certificate, proofs=tuple(proofs))
 
     return mutate
 
 
-def in_group(**changes: Callable[[GroupCertificate], object]) -> Callable[[Certificate], Certificate]:
+def in_group(**changes: Callable[[Certificate], object]) -> Callable[[Certificate], Certificate]:
     def mutate(certificate: Certificate) -> Certificate:
-        group = certificate.group
-        return replace(certificate, group=replace(group, **{k: f(group) for k, f in changes.items()}))  # type: ignore[arg-type]
+        return replace(certificate, **{k: f(certificate) for k, f in changes.items()})  # type: ignore[arg-type]
 
     return mutate
 
 
-def lambdas(change: Callable[[float], float]) -> Callable[[GroupCertificate], object]:
+def lambdas(change: Callable[[float], float]) -> Callable[[Certificate], object]:
     return lambda group: tuple(replace(p, lambdas=tuple(map(change, p.lambdas))) for p in group.proofs)
 
 
-def without_a_needed_conflict(group: GroupCertificate) -> tuple[Proof, ...]:
+def without_a_needed_conflict(group: Certificate) -> tuple[Proof, ...]:
     wrong = wrong_labels(group.labels, CLASSES).tolist()
     for k, proof in enumerate(group.proofs):
         rest = (*group.proofs[:k], *group.proofs[k + 1 :])
@@ -122,7 +120,7 @@ def without_a_needed_conflict(group: GroupCertificate) -> tuple[Proof, ...]:
     raise AssertionError("no conflict is needed")
 
 
-def nan_pixel(group: GroupCertificate) -> Tensor:
+def nan_pixel(group: Certificate) -> Tensor:
     return group.images.index_fill(1, torch.tensor(0), torch.nan)
 
 
@@ -218,10 +216,10 @@ def test_damage_is_noticed_wherever_it_is(honest: tuple[Graph, Path], tmp_path: 
 def test_groups_are_added_up_only_when_they_belong_together(tmp_path: Path) -> None:
     plain = folded(RESIDUAL)
     for number, eps in enumerate((0.03, 0.02)):
-        write_certificate(tmp_path, plain, eps, "crown", [certify(plain, eps, number=number)])
+        write_certificates(tmp_path, plain, [certify(plain, eps, number=number)])
     assert "about eps 0.02" in failures(tmp_path, plain)
     again = replace(certify(plain, 0.03), number=1)
-    write_certificate(tmp_path, plain, 0.03, "crown", [again])
+    write_certificates(tmp_path, plain, [again])
     assert "counted before" in failures(tmp_path, plain)
 
 
@@ -229,7 +227,7 @@ def test_the_writer_claims_only_what_holds(tmp_path: Path) -> None:
     """Proofs made for a smaller radius: some hold no more, and the count is lowered to what the others imply."""
     plain = folded(RESIDUAL)
     group = certify(plain, 0.02)
-    (written,) = write_certificate(tmp_path, plain, 0.03, "crown", [group])
+    (written,) = write_certificates(tmp_path, plain, [replace(group, eps=0.03)])
     assert written.lost
     assert written.survivors < group.survivors
     report = check(tmp_path, plain)
@@ -245,7 +243,7 @@ def test_slopes_stay_floats_where_bytes_would_lose_the_proof(tmp_path: Path) -> 
     generator = torch.Generator().manual_seed(0)
     kept = []
     for wrong in wrong_labels(y, CLASSES)[0].tolist() * 5:
-        slopes = tuple(torch.rand(n, generator=generator) for n in (16, 9))
+        slopes = torch.rand(16 + 9, generator=generator)
         proof = Proof(((0, wrong),), (PlaneSource(0, wrong, slopes),), (1.0,))
 
         def holds(eps: float, proof: Proof = proof) -> bool:
@@ -255,8 +253,8 @@ def test_slopes_stay_floats_where_bytes_would_lose_the_proof(tmp_path: Path) -> 
         for _ in range(16):
             middle = (low + high) / 2
             low, high = (middle, high) if holds(middle) else (low, middle)
-        group = GroupCertificate(0, torch.tensor([0]), x, y, (proof,), 0)
-        (written,) = write_certificate(tmp_path, plain, low, "crown", [group])
+        given = Certificate(0, torch.tensor([0]), x, y, low, "crown", (proof,), 0)
+        (written,) = write_certificates(tmp_path, plain, [given])
         assert not written.lost
         assert not failures(written.path, plain)
         kept.append("slopes32" in load_tensors(written.path)[0])

@@ -9,10 +9,9 @@ from support.helpers import CLASSES, DEEP, SHAPE, ZOO, Case, case_named, folded,
 from torch import Tensor, nn
 
 from citrus.bounds import LinearSettings, crown, interval, lower_planes, margin_rows, wrong_labels
-from citrus.certify import enclosure
-from citrus.certify.enclosure import Enclosure
-from citrus.certify.float64 import Lines, Network, transposed, transposed_window
-from citrus.certify.proofs import Evaluator, Intermediate, PlaneSource, Proof, Value
+from citrus.checker.arithmetic import Network, ReluLines, transposed, transposed_window
+from citrus.checker.enclosure import Enclosure
+from citrus.checker.proofs import Evaluator, Intermediate, PlaneSource, Proof, Value
 from citrus.networks import Graph, Normalize, graph
 from citrus.networks.operations import Conv, Scale, window
 
@@ -99,13 +98,11 @@ def test_layers_without_convolutions_before_a_relu_are_no_obstacle() -> None:
 
 @pytest.mark.parametrize("side", [1, 2, 3, 6])
 @pytest.mark.parametrize("case", DEEP, ids=str)
-def test_tiles_give_the_boxes_of_whole_maps(case: Case, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_give_the_boxes_of_whole_maps(case: Case, side: int) -> None:
     network, x = Network(double(case)), images(1, torch.float64)[0]
-    monkeypatch.setattr(enclosure, "TILE", side)
-    tiled = Enclosure(network, x, EPS, refined=99)
-    assert any(tiled._reach(network.nodes[k].inputs[0]) for k in network.relus[1:])
-    monkeypatch.setattr(Enclosure, "_reach", lambda self, value: None)
-    whole = Enclosure(network, x, EPS, refined=99)
+    tiled = Enclosure(network, x, EPS, refined=99, tile=side)
+    assert any(tiled.row_of_a_tile(network.nodes[k].inputs[0]) for k in network.relus[1:])
+    whole = Enclosure(network, x, EPS, refined=99, tile=0)
     plain = Enclosure(network, x, EPS, refined=0)
     for name in ("lower", "upper"):
         for one, other in zip(getattr(tiled, name), getattr(whole, name), strict=True):
@@ -174,7 +171,7 @@ def exact_plane(plain: Graph, x: Tensor, eps: float, slopes: list[Fraction]) -> 
 def test_values_equal_rational_arithmetic_within_their_rounding() -> None:
     plain, x, eps = tiny(), torch.tensor([[[[0.4, 0.3]]], [[[0.45, 0.35]]]]), 0.3
     slopes = torch.tensor([[0.3, 0.7], [0.9, 0.1]])
-    rows = tuple(PlaneSource(i, 1, (slopes[i],)) for i in range(2))
+    rows = tuple(PlaneSource(i, 1, slopes[i]) for i in range(2))
     evaluator = Evaluator(Network(plain), x, torch.tensor([0, 0]), eps, "interval")
     for weights in ((1.0, 0.0), (0.0, 1.0), (0.3, 0.6), (7.1, 0.001)):
         proof = Proof(((0, 1), (1, 1)), rows, weights)
@@ -205,7 +202,7 @@ def test_lines_enclose_relu_where_boxes_are_extreme() -> None:
     """Slopes are rounded, heights are not allowed to suffer: checked in fractions at both ends and at zero."""
     low = torch.tensor([-1.0, -1e-300, -1e300, -0.1, -3.0, -1e-17, 0.0, -2.0], dtype=torch.float64)
     high = torch.tensor([1e-17, 1e-300, 1e300, 0.3, 7.0, 1.0, 2.0, 0.0], dtype=torch.float64)
-    lines = Lines.around(low, high)
+    lines = ReluLines.around(low, high)
     assert lines.undecided.tolist() == [True] * 6 + [False] * 2
     for k in range(8):
         slope, height, below = (Fraction(float(t[k])) for t in (lines.upper, lines.height, lines.lower))

@@ -12,16 +12,17 @@ from support.joint_cases import DEEP, instance_of, pairs_of, small
 from support.proved import failures
 from torch import Tensor
 
-from citrus.certify import CertifySettings, certify
-from citrus.certify.cascade import BlockProof
-from citrus.certify.certificate import Certificate, read_certificate, store, write_certificate
-from citrus.certify.checker import check
-from citrus.certify.contradiction import Neurons, least_where, tightened
-from citrus.certify.enclosure import Enclosure
-from citrus.certify.evidence import evidence
-from citrus.certify.float64 import Network, Rows
-from citrus.certify.joint import Instance, JointResult, JointSettings, refine_subsets
-from citrus.certify.proofs import Evaluator, GroupCertificate, Intermediate, PlaneSource, Proof, Round
+from citrus.certify.cascade import Cascade
+from citrus.certify.export import certificates_of
+from citrus.certify.refine.ascent import JointSettings
+from citrus.certify.refine.sets import Instance, JointResult, prove_sets
+from citrus.certify.settings import CertifySettings
+from citrus.checker.arithmetic import LinearForms, Network
+from citrus.checker.certificate import read_certificate, store, write_certificates
+from citrus.checker.check import check
+from citrus.checker.enclosure import Enclosure
+from citrus.checker.proofs import Certificate, Evaluator, Intermediate, PlaneSource, Proof, Round
+from citrus.checker.tightening import UndecidedNeurons, least_where, tightened
 from citrus.networks.operations import Linear
 
 EPS = {"deep": 0.1, "residual pre-activation": 0.06}
@@ -38,7 +39,8 @@ def one_thread() -> Iterator[None]:
 
 def proof_of(result: JointResult) -> Proof:
     def rows(slopes: tuple[Tensor, ...]) -> tuple[PlaneSource, ...]:
-        return tuple(PlaneSource(i, j, tuple(s[m] for s in slopes)) for m, (i, j) in enumerate(result.choices))
+        flat = torch.cat([s.flatten(1) for s in slopes], 1)
+        return tuple(PlaneSource(i, j, flat[m]) for m, (i, j) in enumerate(result.choices))
 
     rounds = tuple(Round(rows(part.slopes), part.neurons, part.multipliers) for part in result.assumptions)
     return Proof(result.choices, rows(result.slopes), tuple(result.lambdas.tolist()), rounds)
@@ -47,14 +49,14 @@ def proof_of(result: JointResult) -> Proof:
 def found(name: str) -> tuple[Instance, list[Proof]]:
     """An instance with pairs that are proved by contradiction."""
     instance = small(DEEP if name == "deep" else case_named(name), eps=EPS[name])
-    results = refine_subsets(instance, pairs_of(instance), JointSettings(iterations=25, assume=6))
+    results = prove_sets(instance, pairs_of(instance), JointSettings(iterations=25, assume=6))
     return instance, [proof_of(result) for result in results if result.proved and result.assumptions]
 
 
 def written(folder: Path, instance: Instance, proofs: list[Proof]) -> Path:
     index = torch.arange(len(instance.images))
-    group = GroupCertificate(0, index, instance.images, instance.labels, tuple(proofs), 0)
-    (file,) = write_certificate(folder, instance.graph, instance.eps, "crown", [group])
+    given = Certificate(0, index, instance.images, instance.labels, instance.eps, "crown", tuple(proofs), 0)
+    (file,) = write_certificates(folder, instance.graph, [given])
     assert not file.lost
     return file.path
 
@@ -77,7 +79,7 @@ def test_a_file_gives_back_the_rounds(honest: tuple[Instance, Path], tmp_path: P
     assert report.holding == report.proofs >= 3
     first = read_certificate(path)
     store(tmp_path / "again", first)
-    for old, new in zip(first.group.proofs, read_certificate(tmp_path / "again").group.proofs, strict=True):
+    for old, new in zip(first.proofs, read_certificate(tmp_path / "again").proofs, strict=True):
         assert (old.choices, old.lambdas, len(old.rounds)) == (new.choices, new.lambdas, len(new.rounds))
         for one, two in zip(old.rounds, new.rounds, strict=True):
             assert [(r.image, r.label) for r in one.rows] == [(r.image, r.label) for r in two.rows]
@@ -128,7 +130,7 @@ SPOILED: dict[str, Callable[[Proof], Proof]] = {
 def test_no_spoiled_proof_holds(name: str, honest: tuple[Instance, Path]) -> None:
     instance, path = honest
     evaluator = Evaluator(Network(instance.graph), instance.images, instance.labels, instance.eps, "crown")
-    proofs = read_certificate(path).group.proofs
+    proofs = read_certificate(path).proofs
     assert all(value.holds for value in evaluator.values(proofs))
     assert not any(value.holds for value in evaluator.values([SPOILED[name](proof) for proof in proofs]))
 
@@ -141,19 +143,18 @@ def test_another_claim_does_not_hold(honest: tuple[Instance, Path], tmp_path: Pa
         store(tmp_path / "changed", changed)
         return check(tmp_path / "changed", instance.graph).holding
 
-    group = certificate.group
-    assert holding(certificate) == len(group.proofs)
+    assert holding(certificate) == len(certificate.proofs)
     assert holding(replace(certificate, eps=1.2 * instance.eps)) == 0
-    assert holding(replace(certificate, group=replace(group, images=group.images.roll(1, 3)))) < len(group.proofs)
-    assert holding(replace(certificate, group=replace(group, images=group.images * torch.nan))) == 0
-    shorter = replace(group, proofs=tuple(replace(proof, choices=proof.choices[1:]) for proof in group.proofs))
-    store(tmp_path / "changed", replace(certificate, group=shorter))
+    assert holding(replace(certificate, images=certificate.images.roll(1, 3))) < len(certificate.proofs)
+    assert holding(replace(certificate, images=certificate.images * torch.nan)) == 0
+    shorter = tuple(replace(proof, choices=proof.choices[1:]) for proof in certificate.proofs)
+    store(tmp_path / "changed", replace(certificate, proofs=shorter))
     assert "is malformed" in failures(tmp_path / "changed", instance.graph)
 
 
 def test_another_network_does_not_hold(honest: tuple[Instance, Path]) -> None:
     instance, path = honest
-    proofs = read_certificate(path).group.proofs
+    proofs = read_certificate(path).proofs
     last = instance.graph.nodes[-1]
     assert isinstance(last.op, Linear)
     for factor, count in ((-1.0, 0), (torch.nan, 0)):
@@ -176,9 +177,9 @@ def test_boxes_hold_where_all_margins_are_violated(name: str, eps: float) -> Non
         planes = [
             box.planes(int(instance.labels[i]), torch.tensor([j])) for box, (i, j) in zip(boxes, pair, strict=True)
         ]
-        margins = Rows(*(torch.cat([getattr(p, n) for p in planes]) for n in ("values", "offset", "error")))
+        margins = LinearForms.joined(planes)
         for box, (i, _) in zip(boxes, pair, strict=True):
-            neurons = Neurons.of(box)
+            neurons = UndecidedNeurons.of(box)
             assert neurons.planes is not None
             which = (neurons.place >= 0).nonzero()[:, 0]
             # In units in which mu = 1 gives a margin the weight of the neuron; each corner is the worst for some mu.
@@ -209,8 +210,8 @@ def test_bounds_are_below_rational_arithmetic() -> None:
 
     eps = 0.1
     for _ in range(50):
-        rows = Rows(drawn(4, 5), drawn(4), drawn(4).abs() * 1e-12)
-        margins = Rows(drawn(3, 5), drawn(3), drawn(3).abs() * 1e-12)
+        rows = LinearForms(drawn(4, 5), drawn(4), drawn(4).abs() * 1e-12)
+        margins = LinearForms(drawn(3, 5), drawn(3), drawn(3).abs() * 1e-12)
         mu = drawn(4, 3).abs()
         for r, bound in enumerate(least_where(rows, mu, margins, eps).tolist()):
             weights = [Fraction(x) for x in mu[r].tolist()]
@@ -225,7 +226,7 @@ def test_bounds_are_below_rational_arithmetic() -> None:
 
 def test_bounds_are_unknown_where_numbers_overflow() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
-    rows, zero = Rows.of(one), Rows.of(0 * one, torch.ones(1, dtype=torch.float64))
+    rows, zero = LinearForms.of(one), LinearForms.of(0 * one, torch.ones(1, dtype=torch.float64))
     for mu in (1e308, float("inf"), float("nan")):
         huge = replace(zero, offset=zero.offset * 1e10)
         assert float(least_where(rows, mu * one, huge, 0.1)) == -float("inf")
@@ -236,16 +237,16 @@ def test_bounds_are_unknown_where_numbers_overflow() -> None:
 def test_the_cascade_writes_what_it_proves(intermediate: Intermediate, tmp_path: Path) -> None:
     plain = folded(DEEP)
     instance = small(count=24, eps=0.045)
-    blocks: list[BlockProof] = []
     settings = CertifySettings(4, intermediate=intermediate)
-    result = certify(plain, instance.images, instance.labels, 0.045, settings, on_block=blocks.append)
-    groups = [group for block in blocks for group in evidence(block, 0.045)]
-    assert any(proof.rounds for group in groups for proof in group.proofs)
-    files = write_certificate(tmp_path, plain, 0.045, intermediate, groups)
+    cascade = Cascade(plain, instance.images, instance.labels, 0.045, settings)
+    blocks = list(cascade.blocks())
+    certificates = [given for block in blocks for given in certificates_of(cascade.question, block)]
+    assert any(proof.rounds for given in certificates for proof in given.proofs)
+    files = write_certificates(tmp_path, plain, certificates)
     assert not any(file.lost for file in files)
     report = check(tmp_path, plain)
     assert not report.failures
-    assert report.certified == sum(row.certified for row in result.rows)
+    assert report.certified == sum(row.certified for block in blocks for row in block.rows)
 
 
 def test_a_proof_keeps_floats_where_bytes_lose_it(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_a_proof_keeps_floats_where_bytes_lose_it(tmp_path: Path) -> None:
             middle = (low + high) / 2
             low, high = (middle, high) if holds(middle) else (low, middle)
         same = instance_of(instance.graph, instance.images, low)
-        back = read_certificate(written(tmp_path / str(n), same, [proof])).group.proofs[0]
-        kept.append({s.dtype for row in back.sources if row.slopes for s in row.slopes})
+        back = read_certificate(written(tmp_path / str(n), same, [proof])).proofs[0]
+        kept.append({row.slopes.dtype for row in back.sources if row.slopes is not None})
     assert {torch.float32} in kept
     assert {torch.uint8} in kept

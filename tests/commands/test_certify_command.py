@@ -13,15 +13,15 @@ from support.helpers import Case, folded, images
 from support.proved import CONV, MLP, RESIDUAL
 from support.synthetic import SHAPE, blobs, config
 
-import citrus.certify.folder as folder_module
 import citrus.commands.certify as command
 from citrus.attacks import Ascent
-from citrus.certify import cascade
-from citrus.certify.cascade import BlockProof, CertifySettings, certify
-from citrus.certify.certificate import Written, write_certificate
-from citrus.certify.checker import check
-from citrus.certify.evidence import evidence
+from citrus.certify import cascade, export
+from citrus.certify.cascade import Cascade
+from citrus.certify.export import certificates_of
+from citrus.certify.settings import CertifySettings
 from citrus.certify.verifiers import VERIFIERS
+from citrus.checker.certificate import Written, write_certificates
+from citrus.checker.check import check
 from citrus.cli import main
 from citrus.networks import graph
 from citrus.training import load_run, train
@@ -199,9 +199,9 @@ def test_a_row_claims_no_more_than_its_certificate(certified: Certify, monkeypat
     certified.path = certified.path.with_name("zeng-0.01-n5-dataset.jsonl")
 
     def lossy(*arguments: Any) -> list[Written]:
-        return [replace(w, survivors=w.survivors - 1) for w in write_certificate(*arguments)]
+        return [replace(w, survivors=w.survivors - 1) for w in write_certificates(*arguments)]
 
-    monkeypatch.setattr(folder_module, "write_certificate", lossy)
+    monkeypatch.setattr(export, "write_certificates", lossy)
     assert certified("--certificates") == 0
     for row in certified.rows:
         assert row["certified"] == row["attacked"] - 1 == len(row["index"]) - 1
@@ -284,22 +284,23 @@ def test_what_every_verifier_finds_can_be_written_down_and_checked(
     y = plain(x).argmax(1)
     y[0] = (y[0] + 1) % 3  # a misclassified image is part of its group's certificate
     for budget in (10.0, 1e-6):  # the second stops the search at once: its images are counted in parts
-        blocks: list[BlockProof] = []
         settings = CertifySettings(
             group_size=4, grouping="dataset", verifier=verifier, budget=budget, attack=ATTACK, block=4
         )
-        result = certify(plain, x, y, eps, settings, blocks.append)
-        groups = [group for block in blocks for group in evidence(block, eps)]
-        written = write_certificate(tmp_path, plain, eps, "crown", groups)
+        cascade = Cascade(plain, x, y, eps, settings)
+        blocks = list(cascade.blocks())
+        rows = [row for block in blocks for row in block.rows]
+        certificates = [given for block in blocks for given in certificates_of(cascade.question, block)]
+        written = write_certificates(tmp_path, plain, certificates)
         report = check(tmp_path, plain)
         assert not report.failures
         assert 0 < report.holding == report.proofs
         assert (report.certified, report.images) == (sum(w.survivors for w in written), 8)
-        counts = [(w.survivors, row.certified) for w, row in zip(written, result.rows, strict=True)]
+        counts = [(w.survivors, row.certified) for w, row in zip(written, rows, strict=True)]
         if verifier == "racoon":  # its optimised inner boxes cannot be redone: such proofs are left out of the file
             assert all(stored <= found for stored, found in counts)
         else:
             assert not any(w.lost for w in written)
             assert all(stored == found for stored, found in counts)
         if budget < 1:
-            assert {row.verdict.value for row in result.rows if row.certified < row.attacked} == {"timeout"}
+            assert {row.verdict.value for row in rows if row.certified < row.attacked} == {"timeout"}

@@ -11,8 +11,8 @@ from support.synthetic import SHAPE, config, splits
 from torch import Tensor
 
 from citrus.bounds import interval, margin_rows, wrong_labels
-from citrus.certify.certificate import read_certificate, store, write_certificate
-from citrus.certify.proofs import GroupCertificate, Proof
+from citrus.checker.certificate import read_certificate, store, write_certificates
+from citrus.checker.proofs import Certificate, Proof
 from citrus.cli import main
 from citrus.data import as_float
 from citrus.networks import graph
@@ -26,7 +26,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     folder, network = tmp_path / "certificates", tmp_path / "net.onnx"
     save_onnx(folded(RESIDUAL), network)
     plain = load_onnx(network)
-    (written,) = write_certificate(folder, plain, 0.03, "crown", [certify(plain, 0.03)], network)
+    (written,) = write_certificates(folder, plain, [certify(plain, 0.03)], network)
     assert main(["check", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "proofs    17 of 17 hold" in shown
@@ -50,7 +50,7 @@ def test_the_command_reads_the_network_of_a_run(tmp_path: Path, capsys: pytest.C
     proofs = tuple(Proof(((i, int(wrong[i, k])),)) for i, k in by_interval.nonzero().tolist())
     survivors = int(by_interval.all(1).sum())
     assert survivors > 0
-    group = GroupCertificate(0, torch.arange(6), x, y, proofs, survivors)
-    write_certificate(tmp_path / "run" / "certificates", plain, 0.01, "interval", [group], tmp_path / "run")
+    given = Certificate(0, torch.arange(6), x, y, 0.01, "interval", proofs, survivors)
+    write_certificates(tmp_path / "run" / "certificates", plain, [given], tmp_path / "run")
     assert main(["check", str(tmp_path / "run" / "certificates")]) == 0
     assert f"images    {survivors} of 6 certified" in capsys.readouterr().out

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent
 from citrus.bounds import margins
-from citrus.certify.cascade import BlockProof, CertifySettings, certify
+from citrus.certify.cascade import Cascade, certify
+from citrus.certify.settings import CertifySettings
 from citrus.certify.verifiers import VERIFIERS
 from citrus.networks import Graph, graph
 
@@ -263,16 +264,15 @@ def test_on_a_linear_network_the_search_is_exact() -> None:
     before, seen = [4, 4, 4], set()
     settings = CertifySettings(group_size=4, verifier="zeng", attack=ATTACK)
     for eps in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
-        blocks: list[BlockProof] = []
-        result = certify(plain, x, y, eps, settings, blocks.append)
-        counts = [row.certified for row in result.rows]
+        (block,) = Cascade(plain, x, y, eps, settings).blocks()
+        counts = [row.certified for row in block.rows]
         assert all(now <= then for now, then in zip(counts, before, strict=True))
-        for row, found in zip(result.rows, blocks[0].together, strict=True):
+        for row, found in zip(block.rows, block.groups, strict=True):
             if row.certified == row.correct:
                 continue
-            assert found.outcome is not None
-            assert found.outcome.result.exact
-            delta = found.outcome.result.delta
+            assert found.work is not None
+            assert found.work.result.exact
+            delta = found.work.result.delta
             assert delta is not None
             members = list(row.index)
             values = margins(plain(x[members] + delta.float().view(1, 3, 3)), y[members]).amin(1)

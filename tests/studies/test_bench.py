@@ -17,7 +17,7 @@ from citrus.attacks import Ascent
 from citrus.bench import Bench, Contest, Listener, Plan, Row
 from citrus.bench.contest import contestants, scaled
 from citrus.bench.results import HEADER, caption, cells, markdown, write_results
-from citrus.certify.cascade import CertifySettings
+from citrus.certify.settings import CertifySettings
 from citrus.cli import main
 from citrus.data import DatasetInfo, Splits
 from citrus.errors import CitrusError, SoundnessError

@@ -19,7 +19,7 @@ from citrus.bench.published import PublishedRow, published
 from citrus.bench.scales import SCALES, Case, Scale, Setting
 from citrus.bench.sheets import markdown
 from citrus.bench.study import Measured, Study
-from citrus.certify.cascade import CertifySettings
+from citrus.certify.settings import CertifySettings
 from citrus.cli import main
 from citrus.commands import bench_paper
 from citrus.errors import CitrusError

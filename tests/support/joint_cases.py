@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from citrus.attacks.ascent import Ascent, ascend
 from citrus.bounds import LinearSettings, crown, margin_rows
 from citrus.bounds.margins import wrong_labels
-from citrus.certify.joint import Instance, Subset
-from citrus.certify.milp import _solve
+from citrus.certify.refine.sets import Instance, Subset
 from citrus.networks import Graph, graph
 from support.helpers import CLASSES, PIXELS, Case, folded, images
+from support.milp import solve
 
 EPS = 0.1
 
@@ -134,7 +134,7 @@ def triangle_program(instance: Instance, subset: Subset) -> float:
         below(row, b3[label] - b3[truth])
     cost = np.zeros(total)
     cost[-1] = 1
-    solver = _solve(cost, (low, high), (np.array(rows), np.array(right)), 0, 60.0)
+    solver = solve(cost, (low, high), (np.array(rows), np.array(right)))
     return float(solver.getInfo().objective_function_value)
 
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, interval, margin_rows, wrong_labels
-from citrus.certify import ChoicePlanes, search_subsets
-from citrus.certify.checker import check
-from citrus.certify.proofs import GroupCertificate, Intermediate, PlaneSource, Proof
+from citrus.certify.search.planes import ChoicePlanes
+from citrus.certify.search.search import SubsetSearch
+from citrus.checker.check import check
+from citrus.checker.proofs import Certificate, Intermediate, PlaneSource, Proof
 from citrus.networks import Graph
 from support.helpers import CLASSES, Case, case_named, images
 
@@ -25,7 +26,7 @@ def certify(
     optimised: bool = False,
     count: int = 8,
     number: int = 0,
-) -> GroupCertificate:
+) -> Certificate:
     """A group with all that the search proves about it, from bounds in float32."""
     x = images(count, seed=1 + number)
     y = plain(x).argmax(1)
@@ -40,17 +41,18 @@ def certify(
         slopes = bounds.slopes
     assert bounds.lower_planes is not None
     planes = ChoicePlanes.of(bounds.lower_planes.a.flatten(2), bounds.lower_planes.b, wrong, eps, ~by_interval)
-    result = search_subsets(planes)
+    result = SubsetSearch(planes).run()
     where = {(i, int(wrong[i, k])): (i, k) for i in range(count) for k in range(CLASSES - 1)}
     sources = {
-        (i, j): PlaneSource(i, j, tuple(s[where[i, j]] for s in slopes) if slopes else None) for i, j in planes.choices
+        (i, j): PlaneSource(i, j, torch.cat([s[where[i, j]].flatten() for s in slopes]) if slopes else None)
+        for i, j in planes.choices
     }
     proofs = [Proof((choice,)) for choice, place in where.items() if by_interval[place]]
     for conflict in result.conflicts:
         rows = tuple(sources[planes.choices[int(planes.owner[p])]] for p in conflict.planes)
         proofs.append(Proof(conflict.choices, rows, conflict.lambdas))
     index = torch.arange(count) + 100 * number
-    return GroupCertificate(number, index, x, y, tuple(proofs), result.survivors, result.parts)
+    return Certificate(number, index, x, y, eps, intermediate, tuple(proofs), result.survivors, result.parts)
 
 
 def failures(path: Path, plain: Graph) -> str:

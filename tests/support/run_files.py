@@ -10,7 +10,7 @@ from torch import nn
 
 from citrus.attacks import UniversalResult, consecutive_groups
 from citrus.certify.result import Certification, GroupResult, verdict_of
-from citrus.certify.rows import RowFile
+from citrus.certify.run_folder import RowFile
 from citrus.data import as_float
 from citrus.training.perturbations import save_universal
 from support.synthetic import SHAPE, blobs

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from citrus.bench.contest import Contest, contestants
-from citrus.certify.cascade import CertifySettings
-from citrus.certify.folder import certify_into
-from citrus.certify.result import Certification
-from citrus.certify.single import STAGES
+from citrus.certify.result import ALONE, Certification
+from citrus.certify.run_folder import certify_into
+from citrus.certify.settings import CertifySettings
 from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.files import write_json
@@ -216,7 +215,7 @@ class Bench:
                 f"{folder}: {proved.certified} % are certified, an attack leaves {measured.universal} %."
             )
         uap = min(measured.universal, proved.attacked)
-        alone = sum(count for row in proved.rows for stage, count in row.stages.items() if stage in STAGES)
+        alone = sum(count for row in proved.rows for stage, count in row.stages.items() if stage in ALONE)
         return Row(
             name,
             clean=measured.clean,
@@ -235,7 +234,7 @@ class Bench:
             group_size=self.contest.group_size, grouping="dataset", budget=plan.proof_seconds, seed=self.contest.seed
         )
         where = run.path / "certify"
-        return certify_into(where, plain, (images, labels), self.contest.eps, settings)
+        return certify_into(where, plain, images, labels, self.contest.eps, settings)
 
     def _images(self) -> tuple[Tensor, Tensor]:
         test = self.splits.test.subset(slice(0, self.contest.images)).to(pick_device(self.device))

@@ -12,8 +12,8 @@ from pathlib import Path
 from citrus.bench.losses import BoxLosses, last_epoch_losses
 from citrus.bench.methods import Bench, Listener, Plan, Row
 from citrus.bench.scales import GROUP, Case, Scale, Setting
-from citrus.certify.cascade import CertifySettings
-from citrus.certify.folder import row_path
+from citrus.certify.run_folder import row_path
+from citrus.certify.settings import CertifySettings
 from citrus.data import Splits
 from citrus.errors import CitrusError
 from citrus.files import write_json

@@ -1,7 +1,8 @@
 """Work on (image, row) pairs in chunks that fit a memory budget, which halves itself when memory runs out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ CPU_BYTES = 64 * 2**20
 """Small chunks stay near the caches: larger ones were slower on every CPU we tried."""
 
 Work = Callable[[slice, slice], tuple[Tensor, ...]]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -35,13 +38,9 @@ def in_chunks(size: tuple[int, int], row_bytes: int, budget: MemoryLimit, work: 
 
     def run(images: slice, lines: slice) -> tuple[Tensor, ...]:
         many, long = images.stop - images.start, lines.stop - lines.start
-        if many * long * row_bytes <= budget.bytes or many * long <= 1:
-            results = _attempt(work, images, lines)
-            if results is not None:
-                return results
-            if many * long <= 1:
-                raise CitrusError("Memory ran out for a single row of a single image: use intermediate='interval'.")
-            budget.bytes = max(many * long * row_bytes // 2, 1)
+        results = _attempt(many * long, row_bytes, budget, lambda: work(images, lines))
+        if results is not None:
+            return results
         if many > 1:
             parts = [run(half, lines) for half in _halves(images)]
         else:
@@ -52,19 +51,43 @@ def in_chunks(size: tuple[int, int], row_bytes: int, budget: MemoryLimit, work: 
     return run(slice(0, size[0]), slice(0, size[1]))
 
 
+def map_in_chunks(
+    items: Sequence[T], item_bytes: int, budget: MemoryLimit, work: Callable[[Sequence[T]], list[R]]
+) -> list[R]:
+    """work(some of the items) for all of them, as many at a time as fit; the results in the order of the items."""
+    if not items:
+        return []
+    results = _attempt(len(items), item_bytes, budget, lambda: work(items))
+    if results is not None:
+        return results
+    return [
+        result
+        for half in _halves(slice(0, len(items)))
+        for result in map_in_chunks(items[half], item_bytes, budget, work)
+    ]
+
+
 def _halves(whole: slice) -> tuple[slice, slice]:
     middle = (whole.start + whole.stop) // 2
     return slice(whole.start, middle), slice(middle, whole.stop)
 
 
-def _attempt(work: Work, images: slice, lines: slice) -> tuple[Tensor, ...] | None:
-    """The result, or None when memory ran out: the exception must be gone before a retry, it holds the tensors."""
+def _attempt(count: int, each: int, budget: MemoryLimit, work: Callable[[], R]) -> R | None:
+    """The result; None where it has to be tried in halves, because the budget does not hold it or memory ran out.
+
+    When memory ran out the exception must be gone before a retry, because it holds the tensors.
+    """
+    if count * each > budget.bytes and count > 1:
+        return None
     try:
-        return work(images, lines)
-    except RuntimeError as error:
+        return work()
+    except (RuntimeError, MemoryError) as error:
         if not memory_ran_out(error):
             raise
     torch.cuda.empty_cache()
+    if count <= 1:
+        raise CitrusError("Memory ran out for a single row of a single image: use intermediate='interval'.")
+    budget.bytes = max(count * each // 2, 1)
     return None
 
 

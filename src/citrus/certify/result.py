@@ -3,6 +3,11 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+ALONE = ("interval", "crown", "alpha")
+"""Stages that prove one image at a time, cheapest first."""
+STAGES = (*ALONE, "search", "joint")
+"""All stages that prove images; the last two prove them in their group."""
+
 
 class Verdict(StrEnum):
     """The closed set of answers about one group."""
@@ -12,9 +17,9 @@ class Verdict(StrEnum):
     ATTACKED = "attacked"
     """The exact count is known: some images fall to one perturbation, and all others are proved."""
     UNKNOWN = "unknown"
-    """The proof and the attack leave a gap that the method cannot close."""
+    """The proof and the attack leave a gap, and the verifier gave up before its time was over."""
     TIMEOUT = "timeout"
-    """The proof and the attack leave a gap, and the time budget ended the search."""
+    """The proof and the attack leave a gap, and the group's time was over."""
     ERROR = "error"
     """Something went wrong (NaN, out of memory, ...); the group counts as not certified."""
 
@@ -31,12 +36,14 @@ class GroupResult:
     attacked: int
     verdict: Verdict
     stages: dict[str, int] = field(default_factory=dict)
-    """Images by the stage that proved them."""
+    """Images by the stage that proved them; see STAGES."""
     seconds: float = 0.0
+    """Its share of the stages that work on many groups at once, and its own search and refinement."""
     note: str = ""
 
 
 def verdict_of(size: int, certified: int, attacked: int, timed_out: bool) -> Verdict:
+    """What both counts say about a group of this size."""
     if certified == size:
         return Verdict.CERTIFIED
     if certified == attacked:

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from citrus.bounds import AlphaSettings, LinearSettings
 from citrus.bounds.linear import InnerBoxes
-from citrus.certify.joint import JointSettings
-from citrus.certify.rounds import STRONGEST, RoundSettings
+from citrus.certify.refine.ascent import JointSettings
+from citrus.certify.refine.rounds import STRONGEST, RoundSettings
 from citrus.errors import CitrusError, suggest
 from citrus.networks import Graph
 
@@ -18,13 +18,9 @@ class Verifier:
     interval: bool = True
     """Try plain interval bounds first, and take the better of interval and linear bound everywhere."""
     linear: LinearSettings = field(default_factory=lambda: LinearSettings(upper=False, planes=True))
-    alpha: AlphaSettings | None = None
-    """Optimised slopes for labels that are still open."""
-    alpha_images: int | None = None
-    """Optimise slopes only for so many images of a group, those nearest to a proof."""
-    search: bool = True
-    joint: RoundSettings | None = None
-    """Joint refinement of the sets that decide the count."""
+    alpha: AlphaSettings | None = None  # optimised slopes for labels that are still open
+    alpha_images: int | None = None  # optimise slopes only for so many images of a group, those nearest to a proof
+    joint: RoundSettings | None = None  # joint refinement of the sets that decide the count
 
 
 _PLAIN = LinearSettings(intersect=False, upper=False, planes=True)
@@ -40,7 +36,7 @@ VERIFIERS: dict[str, Verifier] = {
         linear=_PLAIN,
         alpha=AlphaSettings(iterations=20, inner_layers=2),
         alpha_images=10,
-        joint=RoundSettings(joint=JointSettings(iterations=20, window=0), sets=9, growth=1, most=9, rounds=1),
+        joint=RoundSettings(joint=JointSettings(iterations=20, window=0), sets=9, rounds=1),
     ),
     # Zeng et al. (2023): CROWN planes and the exact minimum over delta of the images they prove.
     "zeng": Verifier(interval=False, linear=_PLAIN),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from citrus import demo
-from citrus.certify.cascade import CertifySettings
-from citrus.certify.folder import OnRows, certificate_folder, certify_into, row_path
 from citrus.certify.groups import Grouping
 from citrus.certify.result import Certification, GroupResult
+from citrus.certify.run_folder import OnRows, certificate_folder, certify_into, row_path
+from citrus.certify.settings import CertifySettings
 from citrus.certify.verifiers import Intermediate
 from citrus.commands.check import load_graph, numbers
 from citrus.commands.flags import parse_flags, take_word
@@ -91,10 +91,10 @@ def run(arguments: list[str]) -> int:
         seed=flags.seed,
     )
     out = Path(flags.out) if flags.out else default_folder(name)
-    proofs = name if flags.certificates else None
+    given = (plain, images, labels, parse_eps(eps_text), settings)
     try:
-        with shown("images" if flags.grouping == "adaptive" else "groups", print) as on_rows:
-            result = certify_into(out, plain, (images, labels), parse_eps(eps_text), settings, proofs, on_rows)
+        with shown("groups", print) as on_rows:
+            result = certify_into(out, *given, certificates=flags.certificates, name=name, on_rows=on_rows)
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return 130

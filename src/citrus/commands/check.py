@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from citrus.certify.certificate import Certificate, read_certificate
-from citrus.certify.checker import CheckReport, certificate_files, check
+from citrus.checker.certificate import read_certificate
+from citrus.checker.check import CheckReport, certificate_files, check
+from citrus.checker.proofs import Certificate
 from citrus.commands.flags import parse_flags, take_word
 from citrus.console import Bar
 from citrus.errors import CitrusError
@@ -35,7 +36,7 @@ def run(arguments: list[str]) -> int:
     name = flags.network or first.network_path
     if not name:
         raise CitrusError("The certificate does not say where its network is: add --network RUN_OR_ONNX.")
-    network = load_graph(name, tuple(first.group.images.shape[1:]), numbers(flags.mean), numbers(flags.std))
+    network = load_graph(name, tuple(first.images.shape[1:]), numbers(flags.mean), numbers(flags.std))
     files = certificate_files(path)
     with Bar(len(files), "groups") as bar:
         report = check(path, network, lambda done, _, text: bar.update(done, text))

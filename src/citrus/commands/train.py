@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from citrus.certify.cascade import CertifySettings
-from citrus.certify.folder import certify_into
 from citrus.certify.result import Certification
+from citrus.certify.run_folder import certify_into
+from citrus.certify.settings import CertifySettings
 from citrus.commands.certify import shown
 from citrus.commands.flags import pairs, parse_flags, take_word
 from citrus.commands.logs import open_log
@@ -153,7 +153,7 @@ def _certify(result: Run, splits: Splits, device: str) -> Certification:
     settings = CertifySettings(group_size=config.group_size, grouping="dataset")
     with shown("groups") as on_rows:
         where_to = result.path / "certify"
-        return certify_into(where_to, plain, (images, labels), config.eps, settings, on_rows=on_rows)
+        return certify_into(where_to, plain, images, labels, config.eps, settings, on_rows=on_rows)
 
 
 def _conclude(result: Run, certified: Certification) -> None:

@@ -1,0 +1,1 @@
+"""Joint proofs that no perturbation violates all choices of a set, for the sets that decide a count."""

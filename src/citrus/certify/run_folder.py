@@ -1,0 +1,174 @@
+"""Certification into a folder: a row per group as soon as it is proved, certificates if asked for, a summary at the
+end. The same call again goes on where it was stopped.
+
+    result = certify_into("runs/mine/certify", network, images, labels, eps="8/255", certificates=True)
+
+OUT/VERIFIER-EPS-nN-GROUPING.jsonl    what was asked (network, eps, images, settings) in the first line, then the rows
+OUT/VERIFIER-EPS-nN-GROUPING.json     the summary
+OUT/VERIFIER-EPS-nN-GROUPING-certificates/
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from citrus.certify.cascade import Cascade
+from citrus.certify.export import certificate_path, fingerprint, write_block
+from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
+from citrus.certify.settings import CertifySettings
+from citrus.errors import CitrusError
+from citrus.files import write_json, write_text
+from citrus.inputs import format_eps
+from citrus.networks import Graph
+
+OnRows = Callable[[Sequence[GroupResult], int, int], None]
+"""Hears of new rows, and how many groups of how many are done."""
+
+
+def certify_into(
+    out: str | Path,
+    network: nn.Module | Graph,
+    images: Tensor,
+    labels: Tensor,
+    eps: float | str,
+    settings: CertifySettings = CertifySettings(),  # noqa: B008 - frozen
+    *,
+    certificates: bool = False,
+    name: str | None = None,
+    on_rows: OnRows = lambda rows, done, total: None,
+) -> Certification:
+    """Certify as `certify` does, keeping every row in the folder `out`; what is there already is not redone.
+
+    `certificates` writes the proofs, too; `name` is where the network lies (a run folder or an ONNX file), for `citrus
+    check` to find it. `on_rows` hears of each block of groups.
+    """
+    cascade = Cascade(network, images, labels, eps, settings)
+    question, path = cascade.question, row_path(out, cascade.question.eps, settings)
+    folder = certificate_folder(out, question.eps, settings) if certificates else None
+    asked = {"network": fingerprint(question.graph), "eps": question.eps, "images": len(images)}
+    asked |= {"data": _digest(images, labels), **asdict(settings)}
+    asked["intermediate"] = question.verifier.linear.intermediate  # what auto stands for
+    del asked["block"]  # it changes no result
+    rows = RowFile(path, asked)
+    done = frozenset(row.group for row in rows.rows if _is_done(row, folder))
+    total, started = len(cascade.groups), time.perf_counter()
+    on_rows((), len(done), total)
+    for block in cascade.blocks(skip=done):
+        counts = {} if folder is None else write_block(folder, question, block, name)
+        kept = [_lowered(row, counts.get(row.group, row.certified)) for row in block.rows]
+        rows.add(kept)
+        on_rows(kept, len(rows.rows), total)
+    result = cascade.result(rows.rows)
+    totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
+    counted = {"outcomes": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
+    seconds = round(time.perf_counter() - started, 2)
+    write_json(path.with_suffix(".json"), {**asked, **totals, **counted, "seconds": seconds})
+    return result
+
+
+def row_path(out: str | Path, eps: float, settings: CertifySettings) -> Path:
+    """The file of rows of a certification."""
+    radius = format_eps(eps).replace("/", "-")
+    return Path(out) / f"{settings.verifier}-{radius}-n{settings.group_size}-{settings.grouping}.jsonl"
+
+
+def certificate_folder(out: str | Path, eps: float, settings: CertifySettings) -> Path:
+    """The folder of certificates beside the rows."""
+    path = row_path(out, eps, settings)
+    return path.with_name(f"{path.stem}-certificates")
+
+
+def read_rows(path: str | Path) -> tuple[dict[str, Any], list[GroupResult], int]:
+    """What was asked, the last row of each group in order, and how many lines are none of these: cut short by a crash,
+    damaged, or not ours. Where there is no file there is nothing asked and no row."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return {}, [], 0
+    except OSError as error:
+        raise CitrusError(f"{path} cannot be read: {error}.") from error
+    values = [_object(line) for line in lines if line.strip()]
+    first = values[0] if values and values[0] is not None else {}
+    asked = {} if "group" in first else first
+    found = [_row(value) for value in values[bool(asked) :]]
+    by_group = {row.group: row for row in found if row is not None}
+    return asked, [row for _, row in sorted(by_group.items())], sum(row is None for row in found)
+
+
+class RowFile:
+    """The rows of one certification on disk: appended as soon as they are known."""
+
+    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
+        self.path = path
+        asked = json.loads(json.dumps(asked))
+        before, rows, broken = read_rows(path)
+        if before and before != asked:
+            changed = [name for name in asked if before.get(name) != asked[name]]
+            raise CitrusError(
+                f"{path} holds rows of another question ({', '.join(changed)} differ): choose another --out or move it."
+            )
+        if broken > 1 or (rows and not before):
+            raise CitrusError(f"{path} is damaged or no file of rows: move it away.")
+        self.by_group = {row.group: row for row in rows}
+        kept = "".join(json.dumps(line) + "\n" for line in (asked, *map(asdict, rows)))
+        if not path.exists() or path.read_text(errors="replace") != kept:  # new, or cut short by a crash
+            write_text(path, kept)
+
+    @property
+    def rows(self) -> list[GroupResult]:
+        return [row for _, row in sorted(self.by_group.items())]
+
+    def add(self, rows: Iterable[GroupResult]) -> None:
+        for row in rows:
+            self.by_group[row.group] = row
+            with self.path.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _row(values: dict[str, Any] | None) -> GroupResult | None:
+    """A row as it was written, or None."""
+    values = values or {}
+    try:
+        row = GroupResult(**{**values, "index": tuple(values["index"]), "verdict": Verdict(values["verdict"])})
+        counts = (row.group, row.correct, row.certified, row.attacked, *row.index, *row.stages.values())
+        whole = all(type(count) is int and count >= 0 for count in counts)
+        return row if whole and 0 <= row.seconds < float("inf") and isinstance(row.note, str) else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _is_done(row: GroupResult, folder: Path | None) -> bool:
+    """An error is tried again, and so is a group whose certificate is asked for and was not written."""
+    return row.verdict is not Verdict.ERROR and (folder is None or certificate_path(folder, row.group).exists())
+
+
+def _lowered(row: GroupResult, proved: int) -> GroupResult:
+    """A row never claims more than its certificate proves."""
+    if proved >= row.certified:
+        return row
+    verdict = verdict_of(len(row.index), proved, row.attacked, row.verdict is Verdict.TIMEOUT)
+    return replace(row, certified=proved, verdict=verdict, note=f"{row.certified - proved} proofs fail in float64")
+
+
+def _digest(images: Tensor, labels: Tensor) -> str:
+    """Which images, with which labels."""
+    digest = hashlib.sha256(images.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(labels.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Certificates and their check in float64: check.py is the way in. Nothing is shared with what finds the proofs."""

@@ -1,0 +1,285 @@
+"""What a network does to one image and its perturbations, in float64 with every rounding error accounted for.
+
+Interval propagation and backward substitution once more, written to be read and sharing no code with `citrus.bounds`.
+The network is the real function of its weights as they are stored; arithmetic.py says how far off a computed sum is.
+
+Forward, a box l <= x <= u with |x| <= X goes through x -> W x + w to W c + w -+ (|W| r + E), where
+
+    E = gamma (|W| X + |w|),    c and r the box's centre and radius.
+
+Backward, P y >= Q x + ... is kept for coefficients Q as they were rounded: for y = W x + w and Q = fl(P W) the
+difference |(P W - Q) x| is at most |P| E, so each step adds |P| E to `error`, with the same vector E. At a ReLU any
+slope in [0, 1] gives a lower line; an upper line of any slope s lies above relu on [l, u] once its height is
+max(-s l, (1 - s) u), because relu(z) - s z is convex. So a rounded slope costs nothing but its product with P.
+
+NaN and infinity pass through everything and fail the comparison at the end.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product as pairs
+from math import prod
+
+import torch
+from torch import Tensor
+
+from citrus.checker.arithmetic import (
+    TINY,
+    UNIT,
+    LinearForms,
+    Network,
+    ReluLines,
+    bias_of,
+    columns_of,
+    fold_columns,
+    gamma,
+    pixels_read,
+    product,
+    terms_of,
+    transposed,
+    transposed_window,
+)
+from citrus.networks.operations import Add, Affine, Conv, Linear, Relu, Scale
+
+Ends = tuple[Tensor, Tensor]
+"""Lower and upper ends of boxes."""
+CHUNK = 1 << 21  # numbers in the largest tensor of one chunk of rows: 16 MB stay near the processor
+TILE = 4  # pixels along a side of a tile of a map
+
+
+class Enclosure:
+    """Boxes of every value of the network for all perturbations of one image, and planes under its margins.
+
+    The boxes that enter the first `refined` ReLU layers are intersected with bounds by backward substitution (CROWN)
+    with adaptive slopes: 1 where u > -l, else 0. Maps are cut into tiles for it; `tile` 0 takes them whole.
+    """
+
+    def __init__(self, network: Network, image: Tensor, eps: float, refined: int, tile: int = TILE) -> None:
+        self.network, self.tile = network, tile
+        self.image = image.detach().cpu().double()
+        self.lower = [_below(self.image - eps)]  # of value i, without a batch axis
+        self.upper = [_above(self.image + eps)]
+        self.unit: list[Tensor] = []  # E of node k
+        self.floor: list[Tensor] = []  # underflow of node k
+        self.lines: dict[int, ReluLines] = {}
+        for k, node in enumerate(network.nodes):
+            i = node.inputs[0]
+            if isinstance(node.op, Relu):
+                # The interval bound of one affine map of the input is exact already.
+                if len(self.lines) < refined and i and network.nodes[i - 1].inputs != (0,):
+                    self._refine(i)
+                self._relu(k, i)
+            elif isinstance(node.op, Add):
+                self._add(*node.inputs)
+            else:
+                self._affine(k, node.op, i)
+
+    def size(self, value: int) -> Tensor:
+        """X with |x| <= X."""
+        return torch.maximum(self.lower[value].abs(), self.upper[value].abs())
+
+    def _relu(self, k: int, i: int) -> None:
+        lines = self.lines[k] = ReluLines.around(self.lower[i], self.upper[i])
+        self.lower.append(self.lower[i].clamp(min=0))
+        self.upper.append(self.upper[i].clamp(min=0))
+        height = gamma(lines.height.numel()) * lines.height
+        self.unit.append(gamma(1) * self.size(i) + height + TINY)
+        self.floor.append(TINY * (1 + self.size(i).sum()))
+
+    def _add(self, i: int, j: int) -> None:
+        self.lower.append(_below(self.lower[i] + self.lower[j]))
+        self.upper.append(_above(self.upper[i] + self.upper[j]))
+        self.unit.append(self.image.new_zeros(()))  # not used: a sum passes coefficients on as they are
+        self.floor.append(self.image.new_zeros(()))
+
+    def _affine(self, k: int, op: Affine, i: int) -> None:
+        shape, absolute = self.network.shapes[k + 1], self.network.absolute.nodes[k].op
+        low, high, size = self.lower[i], self.upper[i], self.size(i)
+        self.floor.append(TINY * (1 + size.sum()))
+        assert not isinstance(absolute, Relu | Add)
+        centre = (low + high) / 2
+        radius = torch.maximum(high - centre, centre - low) * (1 + 8 * UNIT)
+        spread, mass = product(absolute, torch.stack([radius, size]), shape)
+        terms = terms_of(op)
+        # The bias also meets the rows in one long sum: more terms than those of the map itself.
+        unit = gamma(terms) * mass + gamma(max(terms, prod(shape))) * bias_of(absolute, shape)
+        middle = product(op, centre[None], shape)[0] + bias_of(op, shape)
+        self.lower.append(middle - (spread + unit + self.floor[k]))
+        self.upper.append(middle + (spread + unit + self.floor[k]))
+        self.unit.append(unit + TINY)
+
+    def _refine(self, value: int) -> None:
+        """Bound each undecided neuron of a value from both sides by substitution, and keep the better of both boxes."""
+        low, high = self.lower[value].flatten().clone(), self.upper[value].flatten().clone()
+        for start, rows, which in self._undecided(value, (low < 0) & (high > 0)):
+            both = LinearForms.of(
+                torch.cat([rows.values, -rows.values]), torch.cat([rows.offset, -rows.offset]), rows.corner
+            )
+            below, above = self.least(self.substitute(start, both), 0).chunk(2)
+            low[which] = torch.maximum(low[which], below)
+            high[which] = torch.minimum(high[which], -above)
+        self.lower[value], self.upper[value] = low.view_as(self.lower[value]), high.view_as(self.upper[value])
+
+    def _undecided(self, value: int, undecided: Tensor) -> Iterator[tuple[int, LinearForms, Tensor]]:
+        """Neurons as rows over an earlier value or over itself, chunk by chunk: (that value, rows, which neurons).
+
+        Where only convolutions lead to a map, tile by tile: a neuron there sees few pixels, and its rows no others.
+        """
+        numbers = torch.arange(undecided.numel()).view(self.network.shapes[value])
+        largest = self.row_of_a_tile(value)
+        if largest is None:
+            some = undecided.nonzero()[:, 0]
+            for which in some.split(max(1, CHUNK // (2 * self.network.widest))) if len(some) else ():
+                start, values, offset = self._one_neuron_each(value, which)
+                yield start, LinearForms.of(values, offset), which
+            return
+        for top, left in pairs(*(range(0, n, self.tile) for n in numbers.shape[1:])):
+            tile = numbers[:, top : top + self.tile, left : left + self.tile]
+            some = tile[undecided[tile]]
+            for which in some.split(max(1, CHUNK // (2 * largest))) if len(some) else ():
+                yield value, LinearForms.of((tile == which.view(-1, 1, 1, 1)).double(), corner=(top, left)), which
+
+    def row_of_a_tile(self, value: int) -> int | None:
+        """Numbers in the largest tensor that a row over a tile needs on its way back; None: tiles do not help."""
+        largest, (height, width) = 0, (self.tile, self.tile)
+        while value and self.tile:
+            node = self.network.nodes[value - 1]
+            if not isinstance(node.op, Conv | Relu | Scale):
+                return None
+            value = node.inputs[0]
+            if isinstance(node.op, Conv):
+                largest = max(largest, columns_of(node.op, (0, height, width)))
+                read, shape = pixels_read(node.op, (height, width)), self.network.shapes[value]
+                height, width = min(read[0], shape[1]), min(read[1], shape[2])
+        return largest or None
+
+    def _one_neuron_each(self, value: int, which: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Neurons of a value as rows over what the layer before it reads, which is exact, or else over the value."""
+        node, shape = self.network.nodes[value - 1], self.network.shapes[value]
+        rows = torch.arange(len(which))
+        if not isinstance(node.op, Conv | Linear):
+            values = self.image.new_zeros(len(which), prod(shape))
+            values[rows, which] = 1.0
+            return value, values.view(-1, *shape), self.image.new_zeros(len(which))
+        bias, before = bias_of(node.op, shape).flatten()[which], node.inputs[0]
+        if isinstance(node.op, Linear):
+            return before, node.op.weight[which], bias
+        pixels = prod(shape[1:])
+        channel, kernels = which // pixels, node.op.weight.flatten(1)
+        columns = self.image.new_zeros(len(which), node.op.groups, kernels.shape[1], pixels)
+        columns[rows, channel // (len(kernels) // node.op.groups), :, which % pixels] = kernels[channel]
+        return before, fold_columns(node.op, columns, self.network.shapes[before]), bias
+
+    def substitute(self, value: int, rows: LinearForms, lines: Mapping[int, ReluLines] | None = None) -> LinearForms:
+        """Carry lower bounds over a value back to lower bounds over the input; `lines` replace the own ones."""
+        pending = {value: rows.values}
+        for i in range(value, 0, -1):
+            if i not in pending:
+                continue
+            rows = self.step(i - 1, replace(rows, values=pending.pop(i)), lines)
+            for j in self.network.nodes[i - 1].inputs:
+                if j not in pending:
+                    pending[j] = rows.values
+                    continue
+                pending[j] = pending[j] + rows.values
+                error = rows.error + 4 * UNIT * (pending[j].abs().flatten(1) @ self.size(j).flatten())
+                rows = LinearForms(rows.values, rows.offset, error)
+        return replace(rows, values=pending[0])
+
+    def step(self, k: int, rows: LinearForms, lines: Mapping[int, ReluLines] | None = None) -> LinearForms:
+        """From lower bounds over the result of node k to lower bounds over what it reads."""
+        op, flat = self.network.nodes[k].op, rows.values.flatten(1)
+        if isinstance(op, Add):
+            return rows
+        error = flat.abs() @ rows.seen(self.unit[k]).flatten() + self.floor[k]
+        if isinstance(op, Relu):
+            around = self.lines[k] if lines is None else lines[k]
+            lower, upper, height = (rows.seen(t) for t in (around.lower, around.upper, around.height))
+            values = rows.values * torch.where(rows.values >= 0, lower, upper)
+            falling, height = flat.clamp(max=0), height.reshape(-1, flat.shape[1])
+            heights = falling @ height[0] if len(height) == 1 else (falling * height).sum(1)
+            return rows.adding(values, heights, error, rows.corner)
+        shape, corner = self.network.shapes[self.network.nodes[k].inputs[0]], rows.corner
+        if corner is None:
+            values = transposed(op, rows.values, shape)
+        else:
+            assert isinstance(op, Conv | Scale)
+            values, corner = transposed_window(op, rows.values, corner, shape)
+        bias = rows.seen(bias_of(op, self.network.shapes[k + 1]))
+        return rows.adding(values, flat @ bias.flatten(), error, corner)
+
+    def least(self, rows: LinearForms, value: int) -> Tensor:
+        """The least that rows over a value can be on its box, with all errors subtracted: (row,)."""
+        flat = rows.values.flatten(1)
+        low, high, size = (rows.seen(t).flatten() for t in (self.lower[value], self.upper[value], self.size(value)))
+        amount = flat.clamp(min=0) @ low + flat.clamp(max=0) @ high
+        total = rows.adding(rows.values, amount, gamma(flat.shape[1]) * (flat.abs() @ size))
+        return total.offset - total.error * (1 + 8 * UNIT)
+
+    def margins(self, label: int, wrong: Tensor) -> LinearForms:
+        """The margins z_label - z_j over the network's result, for each j in `wrong`."""
+        identity = torch.eye(self.network.shapes[-1][0], dtype=torch.float64)
+        return LinearForms.of(identity[label] - identity[wrong])
+
+    def interval_margins(self, label: int, wrong: Tensor) -> Tensor:
+        """Lower bounds of margins on the boxes alone, multiplied into the last linear layer: (row,)."""
+        rows, last = self.margins(label, wrong), len(self.network.nodes)
+        if last and isinstance(self.network.nodes[-1].op, Linear):
+            return self.least(self.step(last - 1, rows), self.network.nodes[-1].inputs[0])
+        return self.least(rows, last)
+
+    @property
+    def last(self) -> Ends:
+        """The box that enters the last ReLUs, flat."""
+        value = self.network.nodes[self.network.relus[-1]].inputs[0]
+        return self.lower[value].flatten(), self.upper[value].flatten()
+
+    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None, last: Ends | None = None) -> LinearForms:
+        """Planes of margins over the perturbation: margin_j(delta) >= values . delta + offset - error.
+
+        `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones. Given slopes,
+        `last` may hold a box of the last ReLUs for each plane, (row, neuron) each: the plane then holds at those delta
+        at which their inputs are inside it.
+        """
+        parts = []
+        for which in torch.arange(len(wrong)).split(max(1, CHUNK // self.network.widest)):
+            box = None if last is None else (last[0][which], last[1][which])
+            lines = None if slopes is None else self._lines(slopes[which], box)
+            rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), lines)
+            parts.append(self._over_delta(rows))
+        return LinearForms.joined(parts)
+
+    def neuron_planes(self, which: Tensor) -> LinearForms:
+        """Planes over the perturbation of inputs z of the last ReLUs: first under each z, then under each -z."""
+        value, parts = self.network.nodes[self.network.relus[-1]].inputs[0], []
+        for some in which.split(max(1, CHUNK // self.network.widest)):
+            start, values, offset = self._one_neuron_each(value, some)
+            parts += [self._over_delta(self.substitute(start, LinearForms.of(s * values, s * offset))) for s in (1, -1)]
+        return LinearForms.joined([*parts[::2], *parts[1::2]])
+
+    def _lines(self, slopes: Tensor, last: Ends | None) -> dict[int, ReluLines]:
+        """Lines of every ReLU for each row of slopes.
+
+        Lines on a box inside the own one are off by no more than the own ones (`unit`), for their heights are no
+        greater; a box that was emptied and made a point is decided and has no height.
+        """
+        lines = {}
+        for k, given in self.network.split(slopes).items():
+            own = self.lines[k]
+            if last is not None and k == self.network.relus[-1]:
+                own = ReluLines.around(last[0].view_as(given), last[1].view_as(given))
+            lines[k] = replace(own, lower=torch.where(own.undecided, given, own.lower))
+        return lines
+
+    def _over_delta(self, rows: LinearForms) -> LinearForms:
+        """From rows over the input to rows over delta = input - image, flat."""
+        flat, centre = rows.values.flatten(1), self.image.flatten()
+        return rows.adding(flat, flat @ centre, gamma(flat.shape[1]) * (flat.abs() @ centre.abs()))
+
+
+def _below(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, -torch.inf))
+
+
+def _above(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, torch.inf))
