@@ -249,8 +249,8 @@ def test_export_writes_a_property_that_parses(run: str, tmp_path: Path, capsys: 
     [
         (["certify"], "citrus certify RUN_FOLDER"),
         (["certify", "nowhere"], "nowhere"),
-        (["certify", "net.onnx", "--eps", "0.1"], "add --data NAME and --eps E"),
-        (["certify", "net.onnx", "--data", "mnist"], "add --data NAME and --eps E"),
+        (["certify", "net.onnx", "--eps", "0.1"], "add --data NAME"),
+        (["certify", "net.onnx", "--data", "mnist"], "add --eps E"),
         (["certify", "RUN", "--budget", "ten minutes"], "10s, 2m or 1h, got 'ten minutes'"),
         (["certify", "RUN", "--budget", "0s"], "budget positive"),
         (["certify", "RUN", "--verifier", "raccoon"], "did you mean 'racoon'?"),

@@ -71,10 +71,10 @@ def test_a_damaged_digits_file_is_named(tmp_path: Path, content: bytes) -> None:
         digits.read("digits", path)
 
 
-def test_five_sets_are_known_and_not_found_in_an_empty_place() -> None:
+def test_the_original_sets_are_known_and_not_found_in_an_empty_place() -> None:
     rows = known()
-    assert [info.name for info, _ in rows] == ["digits", "mnist", "fashion-mnist", "cifar10", "tinyimagenet"]
-    assert all(place is None for info, place in rows if info.name != "digits")
+    assert [info.name for info, _ in rows] == ["demo", "digits", "mnist", "fashion-mnist", "cifar10", "tinyimagenet"]
+    assert all(place is None for info, place in rows if info.name not in ("demo", "digits"))
     for info, _ in rows:
         assert len(info.mean) == len(info.std) == info.shape[0]
 
@@ -82,7 +82,7 @@ def test_five_sets_are_known_and_not_found_in_an_empty_place() -> None:
 def test_unknown_names_and_files_get_a_hint(tmp_path: Path) -> None:
     with pytest.raises(CitrusError, match=r"unknown data set 'cifar-10'; did you mean 'cifar10'\?"):
         load("cifar-10")
-    with pytest.raises(CitrusError, match="unknown data set 'zzz'; known: cifar10, digits"):
+    with pytest.raises(CitrusError, match="unknown data set 'zzz'; known: cifar10, demo, digits"):
         describe("zzz")
     for path in (tmp_path, tmp_path / "images.csv", "folder/images.pt"):
         with pytest.raises(CitrusError, match=r"ends in \.npz or \.safetensors"):

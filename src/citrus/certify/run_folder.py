@@ -25,7 +25,7 @@ from citrus.certify.result import Certification, GroupResult, Verdict, verdict_o
 from citrus.certify.settings import CertifySettings
 from citrus.errors import CitrusError
 from citrus.files import write_json, write_text
-from citrus.inputs import format_eps
+from citrus.inputs import eps_in_name
 from citrus.networks import Graph
 
 OnRows = Callable[[Sequence[GroupResult], int, int], None]
@@ -75,7 +75,7 @@ def certify_into(
 
 def row_path(out: str | Path, eps: float, settings: CertifySettings) -> Path:
     """The file of rows of a certification."""
-    radius = format_eps(eps).replace("/", "-")
+    radius = eps_in_name(eps)
     return Path(out) / f"{settings.verifier}-{radius}-n{settings.group_size}-{settings.grouping}.jsonl"
 
 

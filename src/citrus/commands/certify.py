@@ -1,4 +1,4 @@
-"""`citrus certify RUN_OR_ONNX`: prove how many images of each group survive every shared perturbation."""
+"""`citrus certify NETWORK`: prove how many images of each group survive every shared perturbation."""
 
 import re
 import sys
@@ -7,30 +7,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from citrus import demo
+from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
 from citrus.certify.groups import Grouping
-from citrus.certify.result import Certification, GroupResult
-from citrus.certify.run_folder import OnRows, certificate_folder, certify_into, row_path
-from citrus.certify.settings import CertifySettings
+from citrus.certify.run_folder import OnRows, certificate_folder, row_path
 from citrus.certify.verifiers import Intermediate
-from citrus.commands.check import load_graph, numbers
 from citrus.commands.flags import parse_flags, take_word
+from citrus.commands.target import find_target
 from citrus.console import Bar, duration, table
-from citrus.data import as_float, load
+from citrus.data import as_float
 from citrus.errors import CitrusError
-from citrus.inputs import format_eps, parse_eps
-from citrus.training import read_config
+from citrus.inputs import format_eps
+from citrus.networks import graph
 from citrus.training.run import pick_device
 
 
 @dataclass
 class CertifyFlags:
-    """Certify a network against universal perturbations: citrus certify RUN_OR_ONNX --data mnist --eps 0.1"""
+    """Certify a network (run folder, ONNX file or name of the zoo): citrus certify NETWORK --data mnist --eps 0.1"""
 
     data: str | None = None
-    """Data set whose test images are certified; by default the run's own."""
+    """Data set whose test images are certified; by default the network's own."""
     eps: str | None = None
-    """Radius in pixel units, such as 0.1 or 8/255; by default the run's own."""
+    """Radius in pixel units, such as 0.1 or 8/255; by default the network's own."""
     group_size: int = 5
     """Images that share one perturbation; 1 is ordinary certification."""
     grouping: Grouping = "correct"
@@ -46,7 +44,7 @@ class CertifyFlags:
     certificates: bool = False
     """Also write the proofs, for `citrus check`."""
     out: str | None = None
-    """Folder of the results; by default RUN/certify, or runs/certify-NETWORK for an ONNX file."""
+    """Folder of the results; by default RUN/certify, or runs/NETWORK/certify."""
     seed: int = 0
     """Seed of the attack."""
     data_dir: str | None = None
@@ -62,26 +60,12 @@ class CertifyFlags:
 def run(arguments: list[str]) -> int:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(CertifyFlags, "certify", rest)
-    if not name:
-        raise CitrusError(
-            "Which network? citrus certify demo, citrus certify RUN_FOLDER, or citrus certify NET.onnx --data mnist "
-            "--eps 0.1"
-        )
-    if name == demo.NAME and not Path(name).exists():
-        name = str(demo.unpack())
-        print(f"a trained network and 200 MNIST test digits are in {name}: a run folder like any other")
-    run_config = read_config(Path(name)) if not name.endswith(".onnx") else None
-    data = flags.data or (run_config.data if run_config else None)
-    eps_text = flags.eps or (run_config.eps if run_config else None)
-    if data is None or eps_text is None:
-        raise CitrusError("An ONNX file does not say what it is for: add --data NAME and --eps E.")
+    target = find_target(name, "certify")
     if flags.images is not None and flags.images < 1:
         raise CitrusError(f"There are no images to certify: --images must be at least 1, got {flags.images}.")
-    device = pick_device(flags.device)
-    validation = run_config.validation if run_config and data == run_config.data else 0
-    test = load(data, data_dir=flags.data_dir, validation=validation).test.to(device)
-    images, labels = as_float(test.images[: flags.images]), test.labels[: flags.images]
-    plain = load_graph(name, test.shape, numbers(flags.mean), numbers(flags.std)).map(lambda t: t.to(device))
+    device, eps = pick_device(flags.device), target.radius(flags.eps)
+    test = target.test_set(flags.data, flags.data_dir, device)
+    plain = graph(target.load(test.shape, flags.mean, flags.std), test.shape).to(device)
     settings = CertifySettings(
         group_size=flags.group_size,
         grouping=flags.grouping,
@@ -90,30 +74,38 @@ def run(arguments: list[str]) -> int:
         budget=parse_seconds(flags.budget),
         seed=flags.seed,
     )
-    out = Path(flags.out) if flags.out else default_folder(name)
-    given = (plain, images, labels, parse_eps(eps_text), settings)
+    out = Path(flags.out) if flags.out else target.folder / "certify"
     try:
-        with shown("groups", print) as on_rows:
-            result = certify_into(out, *given, certificates=flags.certificates, name=name, on_rows=on_rows)
+        with shown(print) as on_rows:
+            result = certify_into(
+                out,
+                plain,
+                as_float(test.images[: flags.images]),
+                test.labels[: flags.images],
+                eps,
+                settings,
+                certificates=flags.certificates,
+                name=target.network,
+                on_rows=on_rows,
+            )
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return 130
-    print(summary(result))
-    print(f"\nrows          {row_path(out, parse_eps(eps_text), settings)}")
+    print(f"{summary(result)}\n\nrows          {row_path(out, eps, settings)}")
     if flags.certificates:
-        folder = certificate_folder(out, parse_eps(eps_text), settings)
+        folder = certificate_folder(out, eps, settings)
         print(f"certificates  {folder}\nnext          citrus check {folder}")
     return 2 if result.errors else 0
 
 
 @contextmanager
-def shown(unit: str, report: Callable[[str], None] = lambda text: None) -> Iterator[OnRows]:
+def shown(report: Callable[[str], None] = lambda text: None) -> Iterator[OnRows]:
     """A bar, and a line per group for whoever wants it, while `certify_into` works."""
     bar: Bar | None = None
 
     def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
         nonlocal bar
-        bar = bar or Bar(total, unit, start=done)
+        bar = bar or Bar(total, "groups", start=done)
         for row in rows:
             report(line(row))
         bar.update(done)
@@ -123,10 +115,6 @@ def shown(unit: str, report: Callable[[str], None] = lambda text: None) -> Itera
     finally:
         if bar:
             bar.close()
-
-
-def default_folder(network: str) -> Path:
-    return Path("runs") / f"certify-{Path(network).stem}" if network.endswith(".onnx") else Path(network) / "certify"
 
 
 def line(row: GroupResult) -> str:

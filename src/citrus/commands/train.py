@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from citrus.certify.result import Certification
-from citrus.certify.run_folder import certify_into
-from citrus.certify.settings import CertifySettings
+from citrus.certify import Certification, CertifySettings, certify_into
 from citrus.commands.certify import shown
 from citrus.commands.flags import pairs, parse_flags, take_word
 from citrus.commands.logs import open_log
@@ -19,7 +17,6 @@ from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
 from citrus.inputs import format_eps
-from citrus.networks import graph
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
 from citrus.training.config import field_names
@@ -146,14 +143,11 @@ def _certify(result: Run, splits: Splits, device: str) -> Certification:
     """Groups of the test images that the attacks saw, through the whole cascade."""
     print("certifying groups against universal perturbations", file=sys.stderr, flush=True)
     config, where = result.config, pick_device(device)
-    count = config.test_images or len(splits.test)
-    test = splits.test.to(where)
-    images, labels = as_float(test.images[:count]), test.labels[:count]
-    plain = graph(result.network.to(where), splits.info.shape)
+    test = splits.test.to(where).subset(slice(0, config.test_images or len(splits.test)))
     settings = CertifySettings(group_size=config.group_size, grouping="dataset")
-    with shown("groups") as on_rows:
-        where_to = result.path / "certify"
-        return certify_into(where_to, plain, images, labels, config.eps, settings, on_rows=on_rows)
+    network, out = result.network.to(where), result.path / "certify"
+    with shown() as on_rows:
+        return certify_into(out, network, as_float(test.images), test.labels, config.eps, settings, on_rows=on_rows)
 
 
 def _conclude(result: Run, certified: Certification) -> None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from citrus.certify.result import Certification, GroupResult, Verdict
-from citrus.certify.single import STAGES as ALONE
+from citrus.certify.result import ALONE, Certification, GroupResult
+from citrus.certify.run_folder import read_rows
+from citrus.errors import CitrusError
 from citrus.inputs import format_eps
-from citrus.report.files import count, number, read_lines, read_object, text
+from citrus.report.files import count, number, read_object, text
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,11 @@ def read_certifications(run: Path) -> tuple[list[Certified], list[str]]:
     found, unusable = [], []
     for folder in (run / "certify", run):
         for path in sorted(folder.glob("*.jsonl")):
-            asked, rows, broken = _read_rows(path)
+            try:
+                asked, rows, broken = read_rows(path)
+            except CitrusError:
+                unusable.append(path.name)
+                continue
             if folder == run and not {"eps", "verifier", "grouping", "group_size"} <= asked.keys():
                 continue  # something else
             result = _certified(path, asked, rows, broken)
@@ -66,8 +71,6 @@ def _certified(path: Path, asked: dict[str, Any], rows: list[GroupResult], broke
     eps, size, images = number(known, "eps"), count(known, "group_size"), count(known, "images")
     if eps is None or not size or images is None or not 0 <= eps <= 1:
         return None
-    by_group = {row.group: row for row in rows}  # the last one where a group was done again
-    rows = [row for _, row in sorted(by_group.items())]
     grouping, seconds = text(known, "grouping"), known.get("stage_seconds")
     stage_seconds = {name: number(seconds, name) for name in seconds} if isinstance(seconds, dict) else {}
     return Certified(
@@ -94,21 +97,3 @@ def _seen(rows: list[GroupResult], grouping: str, whole: int | None) -> int:
     if grouping == "correct":
         return whole or max((max(row.index) + 1 for row in rows if row.index), default=0)
     return sum(len(row.index) for row in rows)
-
-
-def _read_rows(path: Path) -> tuple[dict[str, Any], list[GroupResult], int]:
-    """What was asked, the rows of groups, and how many lines are neither."""
-    lines, broken = read_lines(path)
-    asked = lines.pop(0) if lines and "group" not in lines[0] else {}
-    rows = [row for row in map(_row, lines) if row is not None]
-    return asked, rows, broken + len(lines) - len(rows)
-
-
-def _row(values: dict[str, Any]) -> GroupResult | None:
-    try:
-        row = GroupResult(**{**values, "index": tuple(values["index"]), "verdict": Verdict(values["verdict"])})
-        counts = (row.group, *row.index, row.correct, row.certified, row.attacked, *row.stages.values())
-        sound = all(isinstance(n, int) and 0 <= n < 2**53 for n in counts) and number(values, "seconds") is not None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    return row if sound else None

@@ -3,7 +3,6 @@
 import time
 from pathlib import Path
 
-from citrus import __version__
 from citrus.files import write_text
 from citrus.inputs import format_eps
 from citrus.report.document import Block, document
@@ -13,6 +12,7 @@ from citrus.report.overview import headline, missing
 from citrus.report.perturbation import classes, perturbations
 from citrus.report.read import Record
 from citrus.report.robustness import cascade, robustness
+from citrus.version import __version__
 
 SECTIONS = (headline, missing, robustness, cascade, perturbations, classes, training, setup)
 

@@ -54,7 +54,7 @@ def _tensors(attack: UniversalResult, images: Tensor, labels: Tensor, network: n
     inside = attack.groups == attack.worst_group(clean == y)
     flipped = inside & (clean == y) & attack.fooled
     shown = torch.cat([mask.nonzero().flatten()[:MOST_IMAGES] for mask in (flipped, inside & ~flipped)])
-    return {
+    tensors = {
         "delta": attack.delta,
         "groups": attack.groups,
         "labels": y,
@@ -64,6 +64,7 @@ def _tensors(attack: UniversalResult, images: Tensor, labels: Tensor, network: n
         "shown": shown,
         "images": x[shown],
     }
+    save_tensors(path, tensors, {**about, "classes": list(test.classes)})
 
 
 def _predictions(network: nn.Module | Graph, images: Tensor) -> Tensor:
