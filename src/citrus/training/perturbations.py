@@ -5,6 +5,7 @@ perturbation, and whether it is fooled; and the images of the group that suffers
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +41,17 @@ def evaluate_into(
     result, attack = evaluate(
         network, images, test.labels, eps, group_size=group_size, attacked=attacked, clip=clip, seed=seed
     )
-    header = {"eps": eps, "group_size": group_size, "classes": list(test.classes)}
-    save_tensors(uap_file(out, eps), _tensors(attack, images, test.labels, network), header)
+    save_attack(uap_file(out, eps), attack, network, test, {"eps": eps, "group_size": group_size})
     return result
 
 
 @torch.no_grad()
-def _tensors(attack: UniversalResult, images: Tensor, labels: Tensor, network: nn.Module | Graph) -> dict[str, Tensor]:
-    """What the file holds; the first `len(attack.groups)` images are those that were attacked."""
+def save_attack(
+    path: Path, attack: UniversalResult, network: nn.Module | Graph, test: Dataset, about: dict[str, Any]
+) -> None:
+    """Write what was found; the first `len(attack.groups)` images of the data set are those that were attacked."""
     count = len(attack.groups)
-    x, y = images[:count], labels[:count]
+    x, y = as_float(test.images[:count]), test.labels[:count]
     clean = _predictions(network, x)
     inside = attack.groups == attack.worst_group(clean == y)
     flipped = inside & (clean == y) & attack.fooled
