@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent, common_pgd, pgd
 from citrus.methods import Batch, Citrus, CitrusSI, box_losses
-from citrus.methods.partners import every_subset, subsets_of, windows
+from citrus.methods.citrus import every_subset, subsets_of, windows
 
 CPU = torch.device("cpu")
 

@@ -29,7 +29,6 @@ class Colt(Method):
     """Latent adversarial examples in zonotopes. Layers that stand still get no gradient from this loss."""
 
     name: ClassVar[str] = "colt"
-    certified: ClassVar[bool] = False
     limits: ClassVar = {
         **dict.fromkeys(("stages", "mix_steps"), "[1, inf)"),
         **dict.fromkeys(("eps_growth", "stability_growth"), "(0, inf)"),

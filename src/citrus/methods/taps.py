@@ -16,8 +16,8 @@ from torch import Tensor
 from citrus.attacks import Ascent, ascend, uniform
 from citrus.bounds import Box, margin_loss, relu_box, wrong_labels
 from citrus.errors import CitrusError
-from citrus.methods.base import Batch, Method, MethodLoss, box_losses
-from citrus.methods.sabr import SABR
+from citrus.methods.base import Batch, Method, MethodLoss, box_bounds
+from citrus.methods.ibp import SABR
 from citrus.networks import Graph
 
 
@@ -80,15 +80,14 @@ class TAPS(Method):
 
     def loss(self, batch: Batch) -> MethodLoss:
         attacking = self.classifier_relus > 0 and not batch.ramping
-        kept = replace(batch, keep_boxes=batch.keep_boxes or attacking)
-        losses, boxes = box_losses(kept, *self.input_box(batch), batch.labels, self.shrink)
-        loss = losses.mean()
+        box = batch.box(*self.input_box(batch))
+        bounds, boxes = box_bounds(batch, *box, batch.labels, self.shrink, keep=attacking)
+        loss = margin_loss(bounds.lower).mean()
         if attacking:
-            assert boxes is not None
-            features = relu_box(boxes.pre_activations[-self.classifier_relus - 1], self.shrink)
+            features = relu_box(bounds.pre_activations[-self.classifier_relus - 1], self.shrink)
             attacked = margin_loss(self.attacked_margins(batch, features)).mean()
             loss = loss * (attacked.detach() + self.gradient_scale * (attacked - attacked.detach()))
-        return MethodLoss(loss, boxes if batch.keep_boxes else None)
+        return MethodLoss(loss, boxes)
 
     def attacked_margins(self, batch: Batch, features: Box) -> Tensor:
         """Each margin at the worst point of the box that is found for it, (images, classes - 1)."""
