@@ -15,7 +15,7 @@ from citrus.files import write_text
 from citrus.inputs import parse_eps
 from citrus.studies import Listener, Study, StudyResult, read_rows, run_study
 from citrus.studies.methods import Contest, methods_sheet, methods_study, plan_budget
-from citrus.studies.paper import TABLES, make_paper
+from citrus.studies.paper import TABLES, make_paper, setup
 from citrus.studies.plan import read_plan, runs_sheet
 from citrus.studies.scales import SCALES
 from citrus.studies.sheets import Sheet
@@ -70,7 +70,7 @@ class PaperFlags(StudyFlags):
     table: str = "all"
     """all, or some of main, adversarial, ablation-tau, ablation-batch, ablation-si, figure-loss, runtimes."""
     scale: str = "demo"
-    """demo (embedded digits, minutes), cpu (ConvSmall on MNIST, 90 minutes on two cores) or full (CNN7, GPU days)."""
+    """demo (embedded digits, a minute), cpu (ConvSmall on MNIST, 90 minutes on two cores) or full (CNN7, GPU days)."""
     seed: int = 0
     """Seed of everything."""
     out: str | None = None
@@ -147,6 +147,7 @@ def run_paper(arguments: list[str]) -> int:
     study = Study(name, Path(flags.out or f"runs/{name}"), data_dir=flags.data_dir, device=flags.device)
     tables = list(TABLES) if "all" in names else list(dict.fromkeys(names))
     sheets = make_paper(scale, study, tables, Listener(announce, report))
+    print(f"{setup(scale, study)}\n")
     return show(sheets, study.out / "paper.md")
 
 
@@ -159,15 +160,18 @@ def run_plan(arguments: list[str]) -> int:
     entries, deadline = read_plan(Path(file), flags.certify, flags.on), time.time() + flags.seconds
     study = Study(Path(file).stem, Path(flags.out), entries, flags.data_dir, flags.device, flags.workers, deadline)
     study.open_rows().claim({"on": flags.on, "certify": flags.certify})
-    run_study(study, Listener(announce, report))
-    return run_rows([str(study.out / "rows.jsonl")])
+    results = run_study(study, Listener(announce, report))
+    run_rows([str(study.out / "rows.jsonl")])
+    print(f"results  {study.out / 'rows.jsonl'}")
+    return 2 if any(result.error for result in results) else 0
 
 
 def run_rows(arguments: list[str]) -> int:
     """the runs of a file of rows as a table: citrus bench rows FILE.jsonl"""
     if len(arguments) != 1 or not Path(arguments[0]).is_file():
         raise CitrusError("Which rows? citrus bench rows FILE.jsonl")
-    return show([runs_sheet(read_rows(Path(arguments[0])))], Path(arguments[0]))
+    print(runs_sheet(read_rows(Path(arguments[0]))).markdown())
+    return 0
 
 
 STUDIES: dict[str, Callable[[list[str]], int]] = {

@@ -7,9 +7,11 @@ The same call goes on where it was stopped. What fails leaves a row that says wh
 attack on something certified is a bug, which must not pass as a row: `SoundnessError` ends the study.
 """
 
+import contextlib
 import functools
 import math
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -19,6 +21,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from citrus.data import Splits, load
 from citrus.errors import CitrusError, SoundnessError
@@ -106,8 +110,8 @@ def run_study(study: Study, listener: Listener | None = None) -> list[StudyResul
 def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
     """Entries as they are finished: processes return rows, and only this one writes them."""
     waiting = [entry for entry in study.entries if result_of(entry, rows).error]
-    context, deaf = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(study.workers, context, initializer=signal.signal, initargs=deaf) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(study.workers, context, initializer=_begin, initargs=(study.workers,)) as pool:
         jobs = {pool.submit(_job, study, entry, rows.about(entry.name)): entry for entry in waiting}
         stopped = None
         try:
@@ -121,11 +125,20 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
         except BrokenProcessPool as error:
             raise CitrusError("A worker was killed, maybe for want of memory: take fewer --workers.") from error
         except KeyboardInterrupt as error:
-            raise Stopped("Stopped.") from error
+            for process in multiprocessing.active_children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid or 0, signal.SIGINT)
+            raise Stopped("All workers keep their state.") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     if stopped:
         raise stopped
+
+
+def _begin(workers: int) -> None:
+    """A process takes its share of the threads, and is deaf to Ctrl-C until it works."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _job(study: Study, entry: Entry, about: list[Row]) -> list[tuple[str, Row]]:
@@ -134,7 +147,7 @@ def _job(study: Study, entry: Entry, about: list[Row]) -> list[tuple[str, Row]]:
     try:
         return list(_make(study, entry, about, study.load, Events()))
     except KeyboardInterrupt as error:
-        raise Stopped("Stopped.") from error
+        raise Stopped(f"{entry.name} keeps its state.") from error
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

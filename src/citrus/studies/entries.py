@@ -22,7 +22,7 @@ from citrus.training.run import pick_device
 
 LAST = ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")  # of the last epoch
 FOUND = ("images", "clean", "attacked_images", "pgd", "universal")  # by the evaluation after training
-PROVED = ("eps", "images", "correct", "certified", "attacked")  # by certification
+PROVED = ("images", "correct", "certified", "attacked")  # by certification
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def train_entry(
     assert found
     return run.network, {
         "on": entry.on,
-        **{name: getattr(found, name) for name in FOUND},
-        "ibp": found.ibp_certified,
+        **{name: round(getattr(found, name), 4) for name in FOUND},
+        "ibp": round(found.ibp_certified, 4),
         "train_seconds": round(sum(row["seconds"] for row in metrics), 3),
         "measure_seconds": round(found.seconds, 3),
         "last": {name: metrics[-1][name] for name in LAST},
@@ -91,8 +91,9 @@ def certify_entry(
     row = {
         **{name: value for name, value in asdict(settings).items() if name != "block"},
         "intermediate": pick(settings.verifier, settings.intermediate, plain).linear.intermediate,
-        **{name: getattr(found, name) for name in PROVED},
-        "single": 100 * alone / found.images,
+        "eps": found.eps,
+        **{name: round(getattr(found, name), 4) for name in PROVED},
+        "single": round(100 * alone / found.images, 4),
         "outcomes": found.images_by_outcome(),
         "groups": [row.certified for row in found.rows],
         "stages": found.stage_seconds,

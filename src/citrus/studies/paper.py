@@ -123,7 +123,7 @@ def compose(table: str, scale: PaperScale, study: Study, rows: StudyRows) -> She
     return Sheet(
         table,
         f"{theirs['title']} ({theirs['where']})",
-        tuple(map(tuple, theirs["columns"])),
+        theirs["columns"],
         tuple(shown),
         tuple(findings),
         tuple(note for note in (theirs["note"], theirs["ours"].format(**words)) if note),
@@ -139,6 +139,7 @@ def table_row(table: str, entry: Entry, result: StudyResult) -> Row:
     row = {
         **entry.source,
         "title": NAMES.get(entry.source["method"], entry.source["method"].upper()),
+        "tau": f"{entry.source.get('tau_ratio', 0):g}",
         "published_clean": theirs.get("clean"),
         "published_certified": theirs.get("certified"),
         "published_training": None if minutes is None else duration(60 * minutes),

@@ -27,13 +27,15 @@ def read_plan(path: Path, certify: int = 0, on: str = "auto") -> tuple[Entry, ..
     """
     proofs = tuple(CertifySettings(group_size=size, budget=1.0) for size in ((5, 20) if certify else ()))
     try:
-        plan = [(each["name"], each["recipe"], dict(each.get("set", {}))) for each in json.loads(path.read_text())]
+        plan = [(str(each["name"]), each["recipe"], dict(each.get("set", {}))) for each in json.loads(path.read_text())]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CitrusError(f"{path} is no list of runs with a name, a recipe and what is set: {error!r}.") from error
     if len({name for name, _, _ in plan}) < len(plan):
         raise CitrusError(f"{path} gives a name to two runs: each needs its own.")
     entries = []
     for name, base, changes in plan:
+        if not name or Path(name).name != name or name.startswith("."):
+            raise CitrusError(f"{name!r} is no name for a folder: choose another in {path}.")
         config = override(recipe(base), {key: str(value) for key, value in changes.items()})
         where: Any = ("validation" if config.validation else "test") if on == "auto" else on
         if where == "validation" and not config.validation:
@@ -43,7 +45,7 @@ def read_plan(path: Path, certify: int = 0, on: str = "auto") -> tuple[Entry, ..
     return tuple(entries)
 
 
-MEASURED = ("clean", "ibp", "single", "pgd", "universal", "attack1", "attack5", "attack20")
+MEASURED = ("clean", "ibp", "single", "pgd", "universal", "attack1", "attack5", "attack20", "uap5", "uap20")
 
 
 def runs_sheet(rows: Sequence[Row]) -> Sheet:
@@ -60,6 +62,6 @@ def runs_sheet(rows: Sequence[Row]) -> Sheet:
         said = [*proofs.get((row["study"], row["name"]), []), *notes]
         time = duration(row["train_seconds"]) if "train_seconds" in row else None
         shown.append(row | {"changed": ", ".join(changed), "training": time, "said": "; ".join(said)})
-    measured = [(name, name) for name in MEASURED if any(name in row for row in shown)]
-    columns = [(name, name) for name in ("name", "recipe", "changed", "on", "training")]
-    return Sheet("runs", "Runs", (*columns, *measured, ("certified, notes", "said")), tuple(shown))
+    measured = [name for name in MEASURED if any(name in row for row in shown)]
+    columns = {name: name for name in ("name", "recipe", "changed", "on", "training", *measured)}
+    return Sheet("runs", "Runs", columns | {"said": "certified, notes"}, tuple(shown))

@@ -10,8 +10,6 @@ from citrus.studies.findings import Finding
 
 LINES = {"clean": "clean accuracy", "uap": "UAP attack", "certified": "certified UAP accuracy"}
 MOST_POINTS = 40  # of a line over the steps of an epoch
-Columns = tuple[tuple[str, str], ...]
-"""Header and key of each column of a table."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,8 @@ class Sheet:
     table: str
     """Its name on the command line."""
     title: str
-    columns: Columns
+    columns: Mapping[str, str]
+    """What heads the values of each key."""
     rows: tuple[Mapping[str, Any], ...]
     """A value of None is not known."""
     findings: tuple[Finding, ...] = ()
@@ -32,11 +31,11 @@ class Sheet:
 
     @property
     def header(self) -> list[str]:
-        return [title for title, _ in self.columns]
+        return list(self.columns.values())
 
     @property
     def cells(self) -> list[list[str]]:
-        return [[_cell(row.get(key)) for _, key in self.columns] for row in self.rows]
+        return [[_cell(row.get(key)) for key in self.columns] for row in self.rows]
 
     @property
     def answers(self) -> list[str]:
@@ -46,7 +45,7 @@ class Sheet:
 
     def markdown(self) -> str:
         """Title, table, notes, figure and answers."""
-        rule = ["---" if any(isinstance(row.get(key), str) for row in self.rows) else "---:" for _, key in self.columns]
+        rule = ["---" if any(isinstance(row.get(key), str) for row in self.rows) else "---:" for key in self.columns]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in (self.header, rule, *self.cells))
         figure = [f"![{self.figure.description}]({self.table}.svg)"] if self.figure else []
         answers = ["\n".join(f"- {answer}." for answer in self.answers)] if self.answers else []

@@ -8,9 +8,9 @@ from support.synthetic import config, splits
 from torch import nn
 
 from citrus.attacks import Ascent
-from citrus.bench.losses import last_epoch_losses
 from citrus.errors import CitrusError
 from citrus.methods import IBP, Citrus, CitrusSI
+from citrus.studies.losses import last_epoch_losses
 from citrus.training import TrainConfig, Trainer
 
 ATTACK = Ascent(steps=2, step_size=0.5)
@@ -42,18 +42,18 @@ def test_it_is_what_the_training_loop_minimised(network: str, size: int, batch: 
     of_both, _ = robust_loss_of_the_last_epoch(both, images)
     losses = last_epoch_losses(trained, cross, splits(images, 0), CPU)
     boxes = (size or batch) - 1
-    same, cross_sum = (sum(v) / len(v) for v in (losses.same, losses.cross_sum))
-    assert len(losses.same) == images // batch
+    same, cross_sum = (sum(v) / len(v) for v in (losses["same"], losses["cross_sum"]))
+    assert len(losses["same"]) == images // batch
     assert cross_sum / boxes == pytest.approx(of_cross, rel=1e-4)
     assert (same + cross_sum) / (boxes + 1) == pytest.approx(of_both, rel=1e-4)
-    for most, total in zip(losses.cross_max, losses.cross_sum, strict=True):
+    for most, total in zip(losses["cross_max"], losses["cross_sum"], strict=True):
         assert total / boxes <= most <= total
 
 
 def test_pairs_have_one_cross_input_box() -> None:
     setting = standing(Citrus(group_size=2, attack=ATTACK), "mlp")
     losses = last_epoch_losses(Trainer(setting, splits()).finish(), setting, splits(), CPU)
-    assert losses.cross_max == pytest.approx(losses.cross_sum)
+    assert losses["cross_max"] == pytest.approx(losses["cross_sum"])
 
 
 @pytest.mark.parametrize("method", [IBP(), Citrus(group_size=5, k=3, attack=ATTACK)])
