@@ -1,5 +1,6 @@
 """`citrus bench WHAT`: studies of many runs. Each goes on where it was stopped, and tries again what failed."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,17 +24,7 @@ from citrus.training import Events, Progress, Stopped
 
 
 @dataclass
-class StudyFlags:
-    """What all studies have."""
-
-    data_dir: str | None = None
-    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
-
-
-@dataclass
-class MethodsFlags(StudyFlags):
+class MethodsFlags:
     """Compare all training methods: citrus bench methods --data mnist --network convsmall --eps 0.1"""
 
     data: str = "mnist"
@@ -56,12 +47,14 @@ class MethodsFlags(StudyFlags):
     """Seed of everything."""
     out: str = "runs/bench-methods"
     """Folder of the table (results.md), of its rows (rows.jsonl) and of all runs."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
     device: str = "cpu"
     """cpu, cuda or auto."""
 
 
 @dataclass
-class PaperFlags(StudyFlags):
+class PaperFlags:
     """The paper's evaluation: citrus bench paper --table ablation-tau --scale cpu
 
     Tables share their runs.
@@ -75,10 +68,14 @@ class PaperFlags(StudyFlags):
     """Seed of everything."""
     out: str | None = None
     """Folder of the tables (paper.md), of their rows (rows.jsonl) and of all runs; by default runs/paper-SCALE."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
 
 
 @dataclass
-class PlanFlags(StudyFlags):
+class PlanFlags:
     """Train and measure the runs of a plan: citrus bench plan PLAN.json --out runs/search --workers 3
 
     A plan is a list of {"name": ..., "recipe": ..., "set": {"epochs": 60, "method.tau_ratio": 0.4}}.
@@ -92,8 +89,12 @@ class PlanFlags(StudyFlags):
     """Images to certify in groups of 5 and of 20, the first ones."""
     workers: int = 1
     """Runs at a time; small networks leave room for several on one GPU."""
-    seconds: float = float("inf")
+    seconds: float | None = None
     """No epoch begins after so long; runs keep their state."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
 
 
 def run(arguments: list[str]) -> int:
@@ -157,7 +158,8 @@ def run_plan(arguments: list[str]) -> int:
     flags, _ = parse_flags(PlanFlags, "bench plan", rest)
     if file is None:
         raise CitrusError("Which plan? citrus bench plan PLAN.json")
-    entries, deadline = read_plan(Path(file), flags.certify, flags.on), time.time() + flags.seconds
+    entries = read_plan(Path(file), flags.certify, flags.on)
+    deadline = math.inf if flags.seconds is None else time.time() + flags.seconds
     study = Study(Path(file).stem, Path(flags.out), entries, flags.data_dir, flags.device, flags.workers, deadline)
     study.open_rows().claim({"on": flags.on, "certify": flags.certify})
     results = run_study(study, Listener(announce, report))

@@ -7,11 +7,9 @@ The same call goes on where it was stopped. What fails leaves a row that says wh
 attack on something certified is a bug, which must not pass as a row: `SoundnessError` ends the study.
 """
 
-import contextlib
 import functools
 import math
 import multiprocessing
-import os
 import signal
 import time
 import traceback
@@ -126,8 +124,7 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
             raise CitrusError("A worker was killed, maybe for want of memory: take fewer --workers.") from error
         except KeyboardInterrupt as error:
             for process in multiprocessing.active_children():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid or 0, signal.SIGINT)
+                process.terminate()  # which a training loop hears as a Ctrl-C
             raise Stopped("All workers keep their state.") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
