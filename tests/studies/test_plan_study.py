@@ -118,12 +118,12 @@ def test_the_table_of_runs_shows_failed_and_planned_ones() -> None:
     rows = [
         {"kind": "study", "study": "s", "name": ""},
         {"kind": "run", "name": "a", **start, "set": {"epochs": 3, "seed": 1}, **measured},
-        {"kind": "run", "name": "b", **start, "set": {}, "failed": "no luck"},
+        {"kind": "run", "name": "b", **start, "set": {}, "failed": "no | luck\nat all"},
         {"kind": "planned", "name": "c", **start, "set": {}},
         {"kind": "certification", "name": "a", "study": "s", "group_size": 5, "certified": 90.0, "images": 20},
     ]
     assert runs_sheet(rows).cells == [
         ["a", "quickstart", "epochs 3", "test", ABSENT, "97.50", "N = 5: 90.00 of 20; shared"],
-        ["b", "quickstart", "", ABSENT, ABSENT, ABSENT, "no luck"],
+        ["b", "quickstart", "", ABSENT, ABSENT, ABSENT, "no / luck at all"],
         ["c", "quickstart", "", ABSENT, ABSENT, ABSENT, "planned"],
     ]

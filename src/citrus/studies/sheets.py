@@ -55,7 +55,7 @@ class Sheet:
 def _cell(value: Any) -> str:
     if value is None:
         return ABSENT
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{value:.2f}" if isinstance(value, float) else " ".join(str(value).replace("|", "/").split())
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
