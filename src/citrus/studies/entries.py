@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from citrus.certify.cascade import CertifySettings
+from citrus.certify import CertifySettings
 from citrus.certify.folder import certify_into
 from citrus.certify.single import STAGES
 from citrus.certify.verifiers import pick

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from citrus.certify.cascade import CertifySettings
+from citrus.certify import CertifySettings
 from citrus.console import duration
 from citrus.data import Splits
 from citrus.errors import CitrusError, suggest

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from citrus.certify.cascade import CertifySettings
+from citrus.certify import CertifySettings
 from citrus.console import duration
 from citrus.errors import CitrusError
 from citrus.recipes import recipe

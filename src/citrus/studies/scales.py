@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from citrus.certify.cascade import CertifySettings
+from citrus.certify import CertifySettings
 from citrus.inputs import format_eps
 from citrus.methods import Citrus
 from citrus.recipes import recipe
@@ -100,7 +100,7 @@ SCALES: dict[str, PaperScale] = {
         groups=(2, 5, 20),
         images=20,
         proof_seconds=0.1,
-        held_out=3000,
+        held_out=3200,
         epochs=5,
         batch_size=40,
         lr=1e-2,
