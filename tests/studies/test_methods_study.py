@@ -91,8 +91,6 @@ def test_a_method_without_recipe_takes_part_with_its_defaults(monkeypatch: pytes
 def test_schedules_are_scaled(epochs: int, milestones: tuple[int, ...], warmup: int, ramp: int) -> None:
     config = scaled(recipe("mnist-0.1-citrus-cpu"), epochs)
     assert (config.milestones, config.warmup_epochs, config.ramp_epochs) == (milestones, warmup, ramp)
-    plain = scaled(replace(recipe("mnist-0.1-standard-cpu"), average_from=12), epochs)
-    assert (plain.ramp_epochs, plain.average_from) == (0, max(1, round(epochs / 2)))
 
 
 # ------------------------------------------------------------------------------------------------------- the budget
