@@ -14,8 +14,7 @@ from torch import Tensor
 
 from citrus.certify.cascade import Cascade
 from citrus.certify.export import certificates_of
-from citrus.certify.refine.ascent import JointSettings
-from citrus.certify.refine.sets import Instance, JointResult, prove_sets
+from citrus.certify.refine.sets import Instance, JointResult, JointSettings, prove_sets
 from citrus.certify.settings import CertifySettings
 from citrus.checker.arithmetic import LinearForms, Network
 from citrus.checker.certificate import read_certificate, store, write_certificates

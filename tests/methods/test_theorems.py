@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from citrus.attacks import Ascent
 from citrus.bounds import margins
 from citrus.certify.cascade import Cascade, certify
-from citrus.certify.settings import CertifySettings
-from citrus.certify.verifiers import VERIFIERS
+from citrus.certify.settings import VERIFIERS, CertifySettings
 from citrus.networks import Graph, graph
 
 EPS = 0.125  # exact in binary, so that the corners of the grid are those of the box that is certified

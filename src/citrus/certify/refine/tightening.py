@@ -98,10 +98,10 @@ def _tighten(members: Sequence[Violated], eps: float, tolerance: float) -> list[
     bounds = torch.where(weakened.isnan() | ~real[:, :, None], -torch.inf, weakened)  # NaN says nothing
     lower = torch.stack([m.box.lower.flatten() for m in members]).scatter_reduce(1, index, bounds[:, :, 0], "amax")
     upper = torch.stack([m.box.upper.flatten() for m in members]).scatter_reduce(1, index, -bounds[:, :, 1], "amin")
-    upper = torch.maximum(lower, upper)  # bounds that cross prove the set; a box must stay a box
+    upper = torch.maximum(lower, upper)  # bounds that cross prove the set; the box is then a point, as in the checker
     found = []
     for m, low, high, own in zip(members, lower, upper, mu.unflatten(1, (-1, 2)), strict=True):
-        box = Box(((low + high) / 2).view_as(m.box.centre), ((high - low) / 2).view_as(m.box.centre))
+        box = Box.between(low.view_as(m.box.centre), high.view_as(m.box.centre))
         found.append((box, own[: len(m.neurons.index), :, : len(m.b)].transpose(0, 1).flatten(0, 1)))
     return found
 
