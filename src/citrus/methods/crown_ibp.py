@@ -25,16 +25,12 @@ class CrownIBP(Method):
 
     name: ClassVar[str] = "crown_ibp"
     certified: ClassVar[bool] = True
-    limits: ClassVar = dict.fromkeys(("crown_start", "crown_end", "clean_start", "clean_end"), "[0, 1]")
+    limits: ClassVar = {"crown_start": "[0, 1]", "crown_end": "[0, 1]"}
 
     crown_start: float = 1.0
     """Share of the linear bound (beta) at eps 0; from there it goes to crown_end in proportion to eps."""
     crown_end: float = 0.0
     """Share of the linear bound at full eps: 0 ends in IBP, and no linear bound is computed from there on."""
-    clean_start: float = 0.0
-    """Share of the clean loss (kappa) at eps 0."""
-    clean_end: float = 0.0
-    """Share of the clean loss at full eps."""
     fused: bool = True
     """Bound the loss itself by one row per image, not each margin by its own."""
 
@@ -48,9 +44,6 @@ class CrownIBP(Method):
             losses = fused_loss(bounds, lower, crown)
         else:
             losses = margin_loss(crown * lower(None) + (1 - crown) * bounds.lower)
-        if self.clean_start or self.clean_end:
-            clean = self.clean_start + (self.clean_end - self.clean_start) * batch.ramp
-            losses = (1 - clean) * losses + clean * batch.clean_loss
         return MethodLoss(losses.mean(), boxes)
 
 

@@ -13,6 +13,8 @@ from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, 
 from citrus.networks.precision import true_float32
 from citrus.networks.trace import BatchNorm, Normalize, Statistics, Sum, Trace, TracedLayer, batch_norm_affine, trace
 
+Pair = tuple[int, int]
+
 
 def graph(module: nn.Module | Graph, input_shape: tuple[int, ...]) -> Graph:
     """The plain operations of a supported module in eval mode, for inputs (C, H, W); a graph is returned as it is."""
@@ -110,19 +112,14 @@ def _batch_norm(traced: TracedLayer, layer: BatchNorm, statistics: Statistics | 
 
 
 def average_pool(
-    channels: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    like: Tensor,
-    divisor: int | None = None,
+    channels: int, kernel: Pair, stride: Pair, padding: Pair, like: Tensor, divisor: int | None = None
 ) -> Conv:
     """Average pooling is a depthwise convolution with equal weights."""
     weight = like.new_full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]))
     return Conv(weight, like.new_zeros(channels), stride, padding, (1, 1), channels)
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
