@@ -1,6 +1,7 @@
 """PGD: the strongest perturbation found for each image by itself, or for each of many, perhaps overlapping, sets."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -47,9 +48,6 @@ def pgd(
     `clip` keeps the perturbed image in [0, 1]; without it the perturbation alone is bounded.
     """
 
-    def start() -> Tensor:
-        return uniform(tuple(images.shape), radius, images, generator)
-
     def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
         logits = model(images + delta)
         return cross_entropy(logits, labels), fooled(logits.detach(), labels).to(images.dtype)
@@ -57,6 +55,7 @@ def pgd(
     def inside(delta: Tensor) -> Tensor:
         return (images + delta).clamp(0, 1) - images
 
+    start = partial(uniform, tuple(images.shape), radius, images, generator)
     return ascend(start, objective, radius, settings, inside if clip else None)
 
 
@@ -81,13 +80,11 @@ def common_pgd(
     members = images[sets]
     flat_labels = labels[sets].flatten()
 
-    def start() -> Tensor:
-        return uniform((len(sets), *images.shape[1:]), radius, images, generator)
-
     def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
         points = members + delta[:, None]
         logits = model((points.clamp(0, 1) if clip else points).flatten(0, 1))
         wrong = fooled(logits.detach(), flat_labels).to(images.dtype)
         return loss(logits, flat_labels).view_as(sets).sum(1), wrong.view_as(sets).sum(1)
 
+    start = partial(uniform, (len(sets), *images.shape[1:]), radius, images, generator)
     return ascend(start, objective, radius, settings)

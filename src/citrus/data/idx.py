@@ -32,8 +32,6 @@ def read(name: str, folder: Path) -> tuple[Dataset, Dataset]:
 
 def _part(name: str, folder: Path, part: str) -> Dataset:
     image_file, label_file = (file_in(folder, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-    assert image_file is not None
-    assert label_file is not None
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if images.shape[1:] != (28, 28):
         raise CitrusError(f"{image_file} holds images of {images.shape[1]}x{images.shape[2]}, but {name} has 28x28.")

@@ -47,7 +47,7 @@ class Original:
         if self.contents:
             return [name for name in self.contents if not (folder / name).exists()]
         names = [file.name.removesuffix(".gz") for file in self.downloads]
-        return [name for name in names if file_in(folder, name) is None]
+        return [name for name in names if not file_in(folder, name).exists()]
 
 
 def _original(entry: dict[str, Any]) -> Original:
@@ -73,9 +73,10 @@ def data_folders(data_dir: str | Path | None = None) -> list[Path]:
     return list(dict.fromkeys([*folders, cache_folder()]))
 
 
-def file_in(folder: Path, name: str) -> Path | None:
-    """`name` in `folder`, packed or not. The packed original comes first: it is the one whose checksum is known."""
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.exists()), None)
+def file_in(folder: Path, name: str) -> Path:
+    """`name` in `folder`, packed if it is there packed: that is the original, whose checksum is known."""
+    packed = folder / f"{name}.gz"
+    return packed if packed.exists() else folder / name
 
 
 def candidates(name: str, root: Path) -> list[Path]:
