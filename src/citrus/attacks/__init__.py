@@ -5,7 +5,6 @@ from citrus.attacks.ascent import ascend as ascend
 from citrus.attacks.ascent import within as within
 from citrus.attacks.pgd import Loss as Loss
 from citrus.attacks.pgd import Model as Model
-from citrus.attacks.pgd import common_pgd as common_pgd
 from citrus.attacks.pgd import cross_entropy as cross_entropy
 from citrus.attacks.pgd import fooled as fooled
 from citrus.attacks.pgd import pgd as pgd

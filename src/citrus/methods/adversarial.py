@@ -76,4 +76,4 @@ class Shared(Method):
         """One perturbation per heap, (heaps, C, H, W), that raises its images' summed loss."""
         count = len(batch.images)
         heaps = torch.arange(count, device=batch.images.device).view(-1, self.heap_size or count)
-        return batch.common_perturbations(heaps, batch.eps, self.attack, clipped_cross_entropy(self.limit))
+        return batch.perturbations(batch.eps, self.attack, heaps, clipped_cross_entropy(self.limit))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from citrus.attacks import Ascent, Loss, Model, common_pgd, pgd
+from citrus.attacks import Ascent, Loss, Model, cross_entropy, pgd
 from citrus.bounds import Bounds, Box, margin_loss, margin_rows, training_interval
 from citrus.inputs import check_limits
 from citrus.networks import Graph
@@ -75,16 +75,14 @@ class Batch:
         half = plain.map(Tensor.bfloat16)
         return lambda x: half(x.bfloat16()).to(x.dtype)
 
-    def perturbations(self, radius: Tensor | float, attack: Ascent) -> Tensor:
-        """For each image the strongest perturbation of at most `radius` that the attack finds for it alone."""
+    def perturbations(
+        self, radius: Tensor | float, attack: Ascent, sets: Tensor | None = None, loss: Loss = cross_entropy
+    ) -> Tensor:
+        """The strongest perturbation of at most `radius` that the attack finds for each image alone, or for each of
+        `sets` (sets, members) of images at once."""
         model, clip, generator = self.frozen(), self.clip, self.generator
-        return pgd(model, self.images, self.labels, radius, attack, clip=clip, generator=generator)
-
-    def common_perturbations(self, sets: Tensor, radius: Tensor | float, attack: Ascent, loss: Loss) -> Tensor:
-        """For each set (sets, members) of images one perturbation that fools as many of them as the attack can."""
-        model, clip, generator = self.frozen(), self.clip, self.generator
-        return common_pgd(
-            model, self.images, self.labels, sets, radius, attack, clip=clip, generator=generator, loss=loss
+        return pgd(
+            model, self.images, self.labels, radius, attack, sets=sets, clip=clip, generator=generator, loss=loss
         )
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.attacks import Ascent, cross_entropy
+from citrus.attacks import Ascent
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
 from citrus.methods.crown_ibp import linear_losses
@@ -83,7 +83,7 @@ class Citrus(Method):
             delta = batch.perturbations(radius, self.attack)
             return self.cross_loss(batch, delta, *self.lenders(batch, self.draw_shifts(batch)))
         sets, others, own = self.draw_sets(batch)
-        delta = batch.common_perturbations(sets, radius, self.attack, cross_entropy)
+        delta = batch.perturbations(radius, self.attack, sets)
         return self.cross_loss(batch, delta, others, own)
 
     def draw_sets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
