@@ -7,7 +7,7 @@ from citrus.commands.results import evaluation_table, save_picture
 from citrus.commands.target import find_target
 from citrus.files import write_json
 from citrus.training import evaluate_into
-from citrus.training.perturbations import uap_file
+from citrus.training.evaluation import uap_file
 from citrus.training.run import pick_device
 
 

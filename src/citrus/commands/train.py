@@ -20,7 +20,7 @@ from citrus.inputs import format_eps
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
 from citrus.training.config import field_names
-from citrus.training.perturbations import uap_file
+from citrus.training.evaluation import uap_file
 from citrus.training.run import pick_device
 
 

@@ -7,11 +7,11 @@ from citrus.training.config import read_config as read_config
 from citrus.training.config import to_dict as to_dict
 from citrus.training.evaluation import Evaluation as Evaluation
 from citrus.training.evaluation import evaluate as evaluate
+from citrus.training.evaluation import evaluate_into as evaluate_into
 from citrus.training.loop import Progress as Progress
-from citrus.training.loop import Stopped as Stopped
 from citrus.training.loop import Trainer as Trainer
-from citrus.training.perturbations import evaluate_into as evaluate_into
 from citrus.training.run import Events as Events
 from citrus.training.run import Run as Run
+from citrus.training.run import Stopped as Stopped
 from citrus.training.run import load_run as load_run
 from citrus.training.run import train as train

@@ -107,14 +107,12 @@ LIMITS = {
 }
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain JSON values; a method carries its name."""
-    result: dict[str, Any] = {"name": config.name} if type(config) in METHODS.values() else {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        value = to_dict(value) if dataclasses.is_dataclass(value) else value
-        result[f.name] = list(value) if isinstance(value, tuple) else value
-    return result
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Plain JSON values; the method carries its name."""
+    values = dataclasses.asdict(config)
+    values["method"] = {"name": config.method.name, **values["method"]}
+    plain: dict[str, Any] = json.loads(json.dumps(values))  # tuples become lists
+    return plain
 
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
@@ -138,14 +136,14 @@ def read_config(path: Path) -> TrainConfig:
 
 def override(config: TrainConfig, changes: dict[str, str]) -> TrainConfig:
     """Change fields by dotted name, as the command line writes them: {"method.tau_ratio": "0.4", "eps": "8/255"}."""
-    values = to_dict(config)
+    values, names = to_dict(config), field_names(config)
     for name, text in changes.items():
-        place = values
         *path, last = name.replace("-", "_").split(".")
+        if ".".join([*path, last]) not in names:
+            raise CitrusError(f"Unknown field {name!r}: {suggest(name, names)}")
+        place = values
         for part in path:
-            place = place.get(part, {}) if isinstance(place.get(part, {}), dict) else {}
-        if last not in place or isinstance(place[last], dict):
-            raise CitrusError(f"Unknown field {name!r}: {suggest(name, field_names(config))}")
+            place = place[part]
         place[last] = text.split(",") if isinstance(place[last], list) else text
     return from_dict(values)
 
@@ -161,18 +159,15 @@ def field_names(config: Any, prefix: str = "") -> list[str]:
 
 
 def _build(kind: Any, values: dict[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    """A dataclass from the JSON values of its fields; `where` is the beginning of their dotted names."""
+    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     for name in values:
         if name not in fields:
             raise CitrusError(f"Unknown field {where + name!r}: {suggest(name, fields)}")
-    missing = [
-        name
-        for name, f in fields.items()
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
+    absent = [f for name, f in fields.items() if name not in values]
+    missing = [where + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]
     if missing:
-        raise CitrusError(f"The configuration lacks {', '.join(where + name for name in missing)}.")
+        raise CitrusError(f"The configuration lacks {', '.join(missing)}.")
     return kind(**{name: _value(hints[name], value, where + name) for name, value in values.items()})
 
 

@@ -1,11 +1,10 @@
 """The run folder: configuration, environment, metrics, checkpoints and results of one run.
 
-runs/NAME/  config.json  env.json  log.txt  metrics.jsonl  checkpoints/last.safetensors
+runs/NAME/  config.json  env.json  metrics.jsonl  checkpoints/last.safetensors
             model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
 """
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from typing import Any
 import torch
 
 from citrus.errors import CitrusError
-from citrus.files import write_json, write_text
-from citrus.networks.saved import MODEL
+from citrus.files import append_line, parse_object, read_lines, write_json, write_text
 from citrus.training.config import TrainConfig, read_config, to_dict
 from citrus.version import __version__
 
@@ -27,73 +25,46 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoints" / "last.safetensors"
-
-    @property
-    def model(self) -> Path:
-        return self.path / MODEL
+        self.checkpoint = path / "checkpoints" / "last.safetensors"
 
     def open(self, config: TrainConfig, resume: bool) -> None:
         """Start a new run, or check that the folder holds this very configuration to be resumed."""
-        existing = (self.path / "config.json").exists()
-        if existing:
-            before = read_config(self.path)
-            if before != config:
-                changed = [k for k, v in to_dict(config).items() if to_dict(before).get(k) != v]
-                raise CitrusError(
-                    f"{self.path} holds a run of another configuration ({', '.join(changed)} differ): "
-                    "choose another --out, or resume with the configuration it was started with."
-                )
-            if not resume:
-                raise CitrusError(
-                    f"{self.path} already holds this run: add --resume to go on, or choose another --out."
-                )
-        elif resume:
-            raise CitrusError(f"There is no run to resume in {self.path}.")
-        if not existing:
-            self.write_json("env.json", environment())
-            self.write_json("config.json", to_dict(config))
-
-    def write_json(self, name: str, value: Any) -> None:
-        write_json(self.path / name, value)
-
-    def append_metrics(self, row: dict[str, Any]) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if not (self.path / "config.json").exists():
+            if resume:
+                raise CitrusError(f"There is no run to resume in {self.path}.")
+            write_json(self.path / "env.json", environment())
+            write_json(self.path / "config.json", to_dict(config))
+            return
+        before, now = to_dict(read_config(self.path)), to_dict(config)
+        changed = [name for name in now if before[name] != now[name]]
+        if changed:
+            raise CitrusError(
+                f"{self.path} holds a run of another configuration ({', '.join(changed)} differ): "
+                "choose another --out, or resume with the configuration it was started with."
+            )
+        if not resume:
+            raise CitrusError(f"{self.path} already holds this run: add --resume to go on, or choose another --out.")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All complete rows; one that a crash cut short is ignored."""
-        path = self.path / "metrics.jsonl"
-        rows = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+        """The rows of all epochs so far; one that a crash cut short is left out."""
+        return read_lines(self.path / "metrics.jsonl")[0]
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        append_line(self.path / "metrics.jsonl", row)
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop rows of steps that a resumed run will take again."""
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
-    def note_other_machine(self) -> None:
-        """Resuming is exact for the same torch and number of threads: sums are split among threads."""
-        before, now = json.loads((self.path / "env.json").read_text()), environment()
-        for name in ("torch", "cpu", "threads", "gpu"):
-            if before.get(name) != now[name]:
-                self.log(
-                    f"{name} was {before.get(name)} and is {now[name]}: last digits may differ from a run in one go"
-                )
-
-    def log(self, line: str) -> None:
-        with (self.path / "log.txt").open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    def differences(self) -> list[str]:
+        """What is not as it was when the run began: sums depend on torch, the machine and the number of threads."""
+        before, now = parse_object((self.path / "env.json").read_text()) or {}, environment()
+        changed = [name for name in ("torch", "cpu", "threads", "gpu") if before.get(name) != now[name]]
+        return [
+            f"{name} was {before.get(name)} and is {now[name]}: last digits may differ from a run in one go"
+            for name in changed
+        ]
 
 
 def environment() -> dict[str, Any]:

@@ -18,16 +18,19 @@ from torch import nn
 
 from citrus.data import Splits, load
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, save_tensors
-from citrus.networks.saved import load_network, save_network
+from citrus.files import load_tensors, save_tensors, write_json
+from citrus.networks.saved import MODEL, load_network, save_network
 from citrus.training.config import TrainConfig, read_config, to_dict
-from citrus.training.evaluation import Evaluation
+from citrus.training.evaluation import Evaluation, evaluate_into
 from citrus.training.folder import RunFolder
-from citrus.training.loop import Progress, Stopped, Trainer
-from citrus.training.perturbations import evaluate_into
+from citrus.training.loop import Progress, Trainer
 from citrus.training.weights import description
 
 CHECKPOINT_SECONDS = 120.0
+
+
+class Stopped(Exception):
+    """A run was asked to stop and has kept its state."""
 
 
 @dataclass(frozen=True)
@@ -58,71 +61,57 @@ def train(
     device: str = "auto",
     resume: bool = False,
     stop_after: int | None = None,
-    events: Events | None = None,
+    events: Events = Events(),  # noqa: B008 - frozen
 ) -> Run:
     """Train by `config` in the run folder `out` and evaluate the result on the test set.
 
     `stop_after` ends after that many steps in all, keeping the state; `Stopped` is then raised, as after Ctrl-C.
     """
-    events = events or Events()
     splits = splits or load(config.data, data_dir=data_dir, validation=config.validation)
     folder = RunFolder(Path(out))
     trainer = Trainer(config, splits, pick_device(device))
     folder.open(config, resume)
     if resume and folder.checkpoint.exists():
         trainer.restore(*load_tensors(folder.checkpoint))
-        folder.note_other_machine()
+        for difference in folder.differences():
+            events.on_stage(difference)
     folder.forget_metrics_after(trainer.position)
-    folder.log(f"training on {trainer.device} from step {trainer.position} of {trainer.total_steps}")
     _train(trainer, folder, events, stop_after)
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
-    save_network(folder.model, network, description(config, splits.info), {"config": to_dict(config)})
-    return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
-
-
-def _train(trainer: Trainer, folder: RunFolder, events: Events, stop_after: int | None) -> None:
-    saved = time.monotonic()
-
-    def on_step(progress: Progress) -> None:
-        nonlocal saved
-        events.on_step(progress)
-        stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
-        if stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
-            save_tensors(folder.checkpoint, *trainer.state())
-            saved = time.monotonic()
-        if stop:
-            folder.log(f"stopped at step {progress.step}")
-            raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
-
-    with _stop_signals() as signals:
-        for row in trainer.epochs(on_step):
-            folder.append_metrics(row)
-            save_tensors(folder.checkpoint, *trainer.state())
-            saved = time.monotonic()
-            events.on_epoch(row)
-
-
-def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder, events: Events) -> Run:
+    save_network(folder.path / MODEL, network, description(config, splits.info), {"config": to_dict(config)})
     events.on_stage("evaluating on the test set")
-    config = run.config
     result = evaluate_into(
         folder.path,
-        run.network,
-        splits.test.to(device),
+        network,
+        splits.test.to(trainer.device),
         config.eps,
         group_size=config.group_size,
         attacked=config.test_images or None,
         clip=config.clip,
         seed=config.seed,
     )
-    seconds = sum(row["seconds"] for row in folder.metrics())
-    folder.write_json("summary.json", {**asdict(result), "training_seconds": round(seconds, 1), "seed": config.seed})
-    folder.log(
-        f"clean {result.clean:.2f} ibp {result.ibp_certified:.2f} pgd {result.pgd:.2f} "
-        f"universal {result.universal:.2f} (percent)"
-    )
-    return Run(run.path, config, run.network, result)
+    seconds = round(sum(row["seconds"] for row in folder.metrics()), 1)
+    write_json(folder.path / "summary.json", {**asdict(result), "training_seconds": seconds, "seed": config.seed})
+    return Run(folder.path, config, network, result)
+
+
+def _train(trainer: Trainer, folder: RunFolder, events: Events, stop_after: int | None) -> None:
+    """All steps that are left, with a checkpoint after each epoch, every two minutes, and when asked to stop."""
+    saved = time.monotonic()
+    with _stop_signals() as signals:
+        for progress in trainer.steps():
+            events.on_step(progress)
+            stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
+            if progress.row:
+                folder.append_metrics(progress.row)
+            if progress.row or stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                save_tensors(folder.checkpoint, *trainer.state())
+                saved = time.monotonic()
+            if progress.row:
+                events.on_epoch(progress.row)
+            if stop:
+                raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
 
 
 def load_run(path: str | Path) -> Run:

@@ -1,7 +1,7 @@
 """BatchNorm statistics: the running ones that training leaves behind, and the population's for the network to keep."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from citrus.data import Dataset, as_float
 from citrus.networks import Statistics, Trace, trace
@@ -30,14 +30,11 @@ def estimate_statistics(network: nn.Module, data: Dataset, batch_size: int) -> N
     layers = traced.batch_norms()
     if not layers:
         return
-    batches = [data.images[i : i + batch_size] for i in range(0, len(data) - batch_size + 1, batch_size)]
-    total: dict[str, tuple[Tensor, Tensor]] = {}
-    for images in batches:
-        for name, (mean, variance) in traced.forward_with_statistics(as_float(images))[1].items():
-            before = total.get(name, (torch.zeros_like(mean), torch.zeros_like(variance)))
-            total[name] = (before[0] + mean / len(batches), before[1] + variance / len(batches))
+    batches = [images for images in data.images.split(batch_size) if len(images) == batch_size]
+    found = [traced.forward_with_statistics(as_float(images))[1] for images in batches]
     for name, layer in layers.items():
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        layer.running_mean.copy_(total[name][0])
-        layer.running_var.copy_(total[name][1])
+        for k, running in enumerate((layer.running_mean, layer.running_var)):
+            assert running is not None
+            running.zero_()
+            for statistics in found:
+                running += statistics[name][k] / len(found)
