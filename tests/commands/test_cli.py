@@ -49,7 +49,7 @@ def test_public_names_exist() -> None:
 
 
 def test_of_two_attacks_on_the_same_groups_the_table_shows_the_stronger() -> None:
-    evaluation = Evaluation(0.1, False, 10, 100.0, 50.0, 10, 90.0, 90.0, 5, 40, 4, 1.0)
+    evaluation = Evaluation(0.1, False, 10, 100.0, 50.0, 10, 90.0, 90.0, 5, 1.0)
     row = GroupResult(0, tuple(range(10)), 10, 6, 7, Verdict.TIMEOUT)
     certified = Certification((row,), 10, 0.1, 10, "dataset", "citrus", {})
     assert certified.attacked == 70

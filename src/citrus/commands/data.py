@@ -56,11 +56,7 @@ def _fetch(name: str, data_dir: str | None) -> str:
     bars: dict[str, Bar] = {}
 
     def progress(file: str, done: int, total: int) -> None:
-        if file not in bars:
-            for bar in bars.values():
-                bar.close()
-            bars[file] = Bar(total, file, start=done)
-        bars[file].update(done)
+        bars.setdefault(file, Bar(file)).update(done, total)
 
     try:
         return f"{name} is in {fetch(name, data_dir, progress)}"

@@ -7,7 +7,6 @@ from citrus.training.config import read_config as read_config
 from citrus.training.config import to_dict as to_dict
 from citrus.training.evaluation import Evaluation as Evaluation
 from citrus.training.evaluation import evaluate as evaluate
-from citrus.training.evaluation import evaluate_into as evaluate_into
 from citrus.training.loop import Progress as Progress
 from citrus.training.loop import Trainer as Trainer
 from citrus.training.run import Events as Events

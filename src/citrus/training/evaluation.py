@@ -7,7 +7,7 @@ places, images).
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent, UniversalResult, consecutive_groups, fooled, pgd, universal_pgd
 from citrus.bounds import interval, margin_rows
-from citrus.data import Dataset, as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.files import save_tensors
 from citrus.inputs import check_images, eps_in_name, parse_eps
@@ -43,9 +42,9 @@ class Evaluation:
     pgd: float
     universal: float
     group_size: int
-    pgd_steps: int
-    universal_restarts: int
     seconds: float
+    pgd_steps: int = PGD_40.steps
+    universal_restarts: int = UNIVERSAL.restarts
 
 
 def evaluate(
@@ -58,10 +57,13 @@ def evaluate(
     attacked: int | None = None,
     clip: bool = False,
     seed: int = 0,
+    out: str | Path | None = None,
+    classes: Sequence[str] = (),
 ) -> tuple[Evaluation, UniversalResult]:
     """Measure a network in eval mode. The attacks see the first `attacked` images, in groups in the order given.
 
-    `clip` concerns certification and PGD per image; a universal perturbation is never clipped.
+    `clip` concerns certification and PGD per image; a universal perturbation is never clipped. A folder `out` keeps
+    the universal perturbations, with the names of `classes`.
     """
     started, eps = time.perf_counter(), parse_eps(eps)
     plain = graph(network, tuple(images.shape[1:])).map(Tensor.detach)
@@ -69,15 +71,10 @@ def evaluate(
     count = len(images) if attacked is None else min(attacked, len(images))
     if count < 1:
         raise CitrusError(f"The attacks need at least one image, got {count}.")
-    proved = ibp_certified(plain, images, labels, eps, clip)
-    generator = torch.Generator(images.device).manual_seed(seed)
     x, y = images[:count], labels[:count]
-    with true_float32():  # as the proofs: a margin smaller than TF32's rounding must not look broken
-        alone = _pgd_fooled(plain, x, y, eps, clip, generator)
-        together = _universal_attack(plain, x, y, eps, group_size, generator)
-    broken = proved[:count] & (alone if clip else alone | together.fooled)
-    if broken.any():
-        raise SoundnessError(f"Image {int(broken.nonzero()[0])} is certified at eps {eps} and yet an attack fools it.")
+    proved = ibp_certified(plain, images, labels, eps, clip)
+    alone, together = _attacks(plain, x, y, eps, group_size, clip, seed)
+    _check_sound(proved[:count], alone if clip else alone | together.fooled, eps)
     result = Evaluation(
         eps=eps,
         clip=clip,
@@ -88,31 +85,12 @@ def evaluate(
         pgd=100 - percent(alone),
         universal=100 - percent(together.fooled),
         group_size=group_size,
-        pgd_steps=PGD_40.steps,
-        universal_restarts=UNIVERSAL.restarts,
         seconds=time.perf_counter() - started,
     )
+    if out is not None:
+        about = {"eps": eps, "group_size": group_size, "classes": list(classes)}
+        save_attack(uap_file(out, eps), together, network, x, y, about)
     return result, together
-
-
-def evaluate_into(
-    out: str | Path,
-    network: nn.Module | Graph,
-    test: Dataset,
-    eps: float | str,
-    *,
-    group_size: int = 5,
-    attacked: int | None = None,
-    clip: bool = False,
-    seed: int = 0,
-) -> Evaluation:
-    """Evaluate a network on the images of a data set, and keep the perturbations that were found in a folder."""
-    eps, images = parse_eps(eps), as_float(test.images)
-    result, attack = evaluate(
-        network, images, test.labels, eps, group_size=group_size, attacked=attacked, clip=clip, seed=seed
-    )
-    save_attack(uap_file(out, eps), attack, network, test, {"eps": eps, "group_size": group_size})
-    return result
 
 
 def uap_file(out: str | Path, eps: float) -> Path:
@@ -121,26 +99,29 @@ def uap_file(out: str | Path, eps: float) -> Path:
 
 
 def save_attack(
-    path: Path, attack: UniversalResult, network: nn.Module | Graph, test: Dataset, about: dict[str, Any]
+    path: Path,
+    attack: UniversalResult,
+    network: nn.Module | Graph,
+    images: Tensor,
+    labels: Tensor,
+    about: dict[str, Any],
 ) -> None:
-    """Write what was found; the first `len(attack.groups)` images of the data set are those that were attacked."""
-    count = len(attack.groups)
-    x, y = as_float(test.images[:count]), test.labels[:count]
-    clean = predictions(network, x)
-    inside = attack.groups == attack.worst_group(clean == y)
-    flipped = inside & (clean == y) & attack.fooled
+    """Write what an attack on these images found."""
+    clean = predictions(network, images)
+    inside = attack.groups == attack.worst_group(clean == labels)
+    flipped = inside & (clean == labels) & attack.fooled
     shown = torch.cat([mask.nonzero().flatten()[:MOST_IMAGES] for mask in (flipped, inside & ~flipped)])
     tensors = {
         "delta": attack.delta,
         "groups": attack.groups,
-        "labels": y,
+        "labels": labels,
         "clean": clean,
-        "perturbed": predictions(network, x + attack.delta[attack.groups]),
+        "perturbed": predictions(network, images + attack.delta[attack.groups]),
         "fooled": attack.fooled,
         "shown": shown,
-        "images": x[shown],
+        "images": images[shown],
     }
-    save_tensors(path, tensors, {**about, "classes": list(test.classes)})
+    save_tensors(path, tensors, about)
 
 
 @torch.no_grad()
@@ -170,26 +151,27 @@ def percent(mask: Tensor) -> float:
     return 100 * mask.double().mean().item()
 
 
-def _pgd_fooled(
-    plain: Graph, images: Tensor, labels: Tensor, eps: float, clip: bool, generator: torch.Generator
-) -> Tensor:
-    """For which images 40 steps of PGD find a perturbation of their own."""
-    parts = []
-    for x, y in _chunks(images, labels):
-        delta = pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator)
-        parts.append(fooled(plain(x + delta), y))
-    return torch.cat(parts)
-
-
-def _universal_attack(
-    plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, generator: torch.Generator
-) -> UniversalResult:
-    """One perturbation per group of images in order, many groups at a time."""
+def _attacks(
+    plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, clip: bool, seed: int
+) -> tuple[Tensor, UniversalResult]:
+    """Which images 40 steps of PGD fool one by one, and one perturbation per group of images in order."""
+    generator = torch.Generator(images.device).manual_seed(seed)
     groups = consecutive_groups(len(images), group_size, images.device)
-    parts = []
-    for x, y in _chunks(images, labels, max(1, CHUNK // group_size) * group_size):
-        parts.append(universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator))
-    return UniversalResult(torch.cat([p.delta for p in parts]), groups, torch.cat([p.fooled for p in parts]))
+    alone, together = [], []
+    with true_float32():  # as the proofs: a margin smaller than TF32's rounding must not look broken
+        for x, y in _chunks(images, labels):
+            delta = pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator)
+            alone.append(fooled(plain(x + delta), y))
+        for x, y in _chunks(images, labels, max(1, CHUNK // group_size) * group_size):
+            together.append(universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator))
+    deltas, wrong = torch.cat([part.delta for part in together]), torch.cat([part.fooled for part in together])
+    return torch.cat(alone), UniversalResult(deltas, groups, wrong)
+
+
+def _check_sound(proved: Tensor, fooled: Tensor, eps: float) -> None:
+    broken = proved & fooled
+    if broken.any():
+        raise SoundnessError(f"Image {int(broken.nonzero()[0])} is certified at eps {eps} and yet an attack fools it.")
 
 
 def _chunks(images: Tensor, labels: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from citrus.data import Splits, load
+from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors, write_json
 from citrus.networks.saved import MODEL, load_network, save_network
 from citrus.training.config import TrainConfig, read_config, to_dict
-from citrus.training.evaluation import Evaluation, evaluate_into
+from citrus.training.evaluation import Evaluation, evaluate
 from citrus.training.folder import RunFolder
 from citrus.training.loop import Progress, Trainer
 from citrus.training.weights import description
@@ -81,15 +81,18 @@ def train(
     network = trainer.finish()
     save_network(folder.path / MODEL, network, description(config, splits.info), {"config": to_dict(config)})
     events.on_stage("evaluating on the test set")
-    result = evaluate_into(
-        folder.path,
+    test = splits.test.to(trainer.device)
+    result, _ = evaluate(
         network,
-        splits.test.to(trainer.device),
+        as_float(test.images),
+        test.labels,
         config.eps,
         group_size=config.group_size,
         attacked=config.test_images or None,
         clip=config.clip,
         seed=config.seed,
+        out=folder.path,
+        classes=test.classes,
     )
     seconds = round(sum(row["seconds"] for row in folder.metrics()), 1)
     write_json(folder.path / "summary.json", {**asdict(result), "training_seconds": seconds, "seed": config.seed})
