@@ -9,7 +9,7 @@ from citrus.bench.methods import Plan, Row
 from citrus.console import duration
 from citrus.files import write_json, write_text
 from citrus.inputs import format_eps
-from citrus.training.folder import environment
+from citrus.training.environment import environment
 
 HEADER = ["method", "clean", "PGD", "UAP attack", "certified single", "certified UAP", "training", "in all"]
 

@@ -14,7 +14,7 @@ from citrus.console import duration
 from citrus.files import write_json, write_text
 from citrus.report.document import ABSENT, Figure
 from citrus.report.standalone import svg_file
-from citrus.training.folder import environment
+from citrus.training.environment import environment
 
 RULE = "\n---\n\n"  # in a Markdown file, between what a table says and how it was made
 WORDS = ("setting", "method", "loss")  # keys of columns that are no numbers

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from citrus.errors import CitrusError
-from citrus.training.folder import RunFolder
+from citrus.files import read_lines
 
 SUFFIX = ".citrus"  # of the event files' names: others in the folder are not ours to replace
 
@@ -24,18 +24,18 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
             raise CitrusError(
                 "`--log tensorboard` needs the tensorboard package: pip install 'citrus-uap[tensorboard]'."
             ) from error
-        self.run, self.kind = RunFolder(run), SummaryWriter
+        self.run, self.kind = run, SummaryWriter
         self.writer: Any = None
         self.written = 0
 
     def update(self) -> None:
         """Write the rows that are not written yet."""
         if self.writer is None:
-            folder = self.run.path / "tensorboard"
+            folder = self.run / "tensorboard"
             for old in folder.glob(f"*{SUFFIX}"):
                 old.unlink()
             self.writer = self.kind(str(folder), filename_suffix=SUFFIX)
-        for row in self.run.metrics()[self.written :]:
+        for row in read_lines(self.run / "metrics.jsonl")[0][self.written :]:
             for name, value in row.items():
                 if name != "step":
                     self.writer.add_scalar(name, value, row["step"])

@@ -23,9 +23,8 @@ from citrus.training.config import TrainConfig
 from citrus.training.evaluation import ibp_certified, percent, predictions
 from citrus.training.randomness import seed_of, stream
 from citrus.training.schedule import Moment, Phase, moment
-from citrus.training.statistics import estimate_statistics
 from citrus.training.step import SUMS, TrainingStep
-from citrus.training.weights import make_network
+from citrus.training.weights import estimate_statistics, make_network
 
 
 @dataclass(frozen=True)

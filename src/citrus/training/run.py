@@ -2,8 +2,14 @@
 
 run = train(config, out="runs/mine")            # stops safely on Ctrl-C; train(..., resume=True) goes on
 network = load_run("runs/mine").network
+
+runs/mine/  config.json  env.json  metrics.jsonl  checkpoints/last.safetensors
+            model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
+Ctrl-C, kill -9 and a full disk lose at most the steps since the last checkpoint: files are replaced as a whole, and
+rows of metrics are appended.
 """
 
+import json
 import signal
 import threading
 import time
@@ -18,14 +24,15 @@ from torch import nn
 
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, save_tensors, write_json
+from citrus.files import append_line, load_tensors, parse_object, read_lines, save_tensors, write_json, write_text
 from citrus.networks.saved import MODEL, load_network, save_network
 from citrus.training.config import TrainConfig, read_config, to_dict
+from citrus.training.environment import environment
 from citrus.training.evaluation import Evaluation, evaluate
-from citrus.training.folder import RunFolder
 from citrus.training.loop import Progress, Trainer
 from citrus.training.weights import description
 
+METRICS, CHECKPOINT = "metrics.jsonl", "checkpoints/last.safetensors"
 CHECKPOINT_SECONDS = 120.0
 
 
@@ -68,18 +75,15 @@ def train(
     `stop_after` ends after that many steps in all, keeping the state; `Stopped` is then raised, as after Ctrl-C.
     """
     splits = splits or load(config.data, data_dir=data_dir, validation=config.validation)
-    folder = RunFolder(Path(out))
-    trainer = Trainer(config, splits, pick_device(device))
-    folder.open(config, resume)
-    if resume and folder.checkpoint.exists():
-        trainer.restore(*load_tensors(folder.checkpoint))
-        for difference in folder.differences():
-            events.on_stage(difference)
-    folder.forget_metrics_after(trainer.position)
-    _train(trainer, folder, events, stop_after)
+    path, trainer = Path(out), Trainer(config, splits, pick_device(device))
+    _open(path, config, resume)
+    if resume and (path / CHECKPOINT).exists():
+        trainer.restore(*load_tensors(path / CHECKPOINT))
+        _tell_differences(path, events)
+    _train(trainer, path, events, stop_after)
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
-    save_network(folder.path / MODEL, network, description(config, splits.info), {"config": to_dict(config)})
+    save_network(path / MODEL, network, description(config, splits.info), {"config": to_dict(config)})
     events.on_stage("evaluating on the test set")
     test = splits.test.to(trainer.device)
     result, _ = evaluate(
@@ -91,25 +95,55 @@ def train(
         attacked=config.test_images or None,
         clip=config.clip,
         seed=config.seed,
-        out=folder.path,
+        out=path,
         classes=test.classes,
     )
-    seconds = round(sum(row["seconds"] for row in folder.metrics()), 1)
-    write_json(folder.path / "summary.json", {**asdict(result), "training_seconds": seconds, "seed": config.seed})
-    return Run(folder.path, config, network, result)
+    seconds = round(sum(row["seconds"] for row in read_lines(path / METRICS)[0]), 1)
+    write_json(path / "summary.json", {**asdict(result), "training_seconds": seconds, "seed": config.seed})
+    return Run(path, config, network, result)
 
 
-def _train(trainer: Trainer, folder: RunFolder, events: Events, stop_after: int | None) -> None:
+def _open(path: Path, config: TrainConfig, resume: bool) -> None:
+    """Start a new run, or check that the folder holds this very configuration to be resumed."""
+    if not (path / "config.json").exists():
+        if resume:
+            raise CitrusError(f"There is no run to resume in {path}.")
+        write_json(path / "env.json", environment())
+        write_json(path / "config.json", to_dict(config))
+        return
+    before, now = to_dict(read_config(path)), to_dict(config)
+    changed = [name for name in now if before[name] != now[name]]
+    if changed:
+        raise CitrusError(
+            f"{path} holds a run of another configuration ({', '.join(changed)} differ): "
+            "choose another --out, or resume with the configuration it was started with."
+        )
+    if not resume:
+        raise CitrusError(f"{path} already holds this run: add --resume to go on, or choose another --out.")
+
+
+def _tell_differences(path: Path, events: Events) -> None:
+    """Sums depend on torch, the machine and the number of threads: resuming is exact where they are the same."""
+    before, now = parse_object((path / "env.json").read_text()) or {}, environment()
+    for name in ("torch", "cpu", "threads", "gpu"):
+        if before.get(name) != now[name]:
+            change = f"{name} was {before.get(name)} and is {now[name]}"
+            events.on_stage(f"{change}: last digits may differ from a run in one go")
+
+
+def _train(trainer: Trainer, path: Path, events: Events, stop_after: int | None) -> None:
     """All steps that are left, with a checkpoint after each epoch, every two minutes, and when asked to stop."""
+    rows = [row for row in read_lines(path / METRICS)[0] if row["step"] <= trainer.position]  # others will come again
+    write_text(path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
     saved = time.monotonic()
     with _stop_signals() as signals:
         for progress in trainer.steps():
             events.on_step(progress)
             stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
             if progress.row:
-                folder.append_metrics(progress.row)
+                append_line(path / METRICS, progress.row)
             if progress.row or stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
-                save_tensors(folder.checkpoint, *trainer.state())
+                save_tensors(path / CHECKPOINT, *trainer.state())
                 saved = time.monotonic()
             if progress.row:
                 events.on_epoch(progress.row)
