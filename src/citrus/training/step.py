@@ -4,7 +4,6 @@ Everything that changes from step to step lies in tensors of fixed place (`index
 that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,6 +39,9 @@ class TrainingStep:
         self.trace = trace(network, info.shape)
         self.lr = torch.tensor(config.lr, device=device)
         self.optimizer = torch.optim.Adam(network.parameters(), lr=self.lr, fused=True, capturable=on_gpu)
+        for p in network.parameters():  # what Adam would make at its first step: a checkpoint is put back in its place
+            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            self.optimizer.state[p] = {"step": torch.zeros((), device=device), **moments}
         plain = fold(self.trace)
         config.method.check_graph(plain)
         self.method_state = {k: v.to(device) for k, v in config.method.initial_state(plain).items()}
@@ -128,31 +130,16 @@ class TrainingStep:
         return clean, box_losses(batch, images, SMALL_EPS, labels)[1]
 
     def state(self) -> dict[str, Tensor]:
-        """All that steps change, by name; the optimiser's settings are in the configuration already."""
-        optimizer = self.optimizer.state_dict()["state"]
+        """The tensors that steps change, by name; the optimiser's settings are in the configuration already."""
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
-        for i, entry in optimizer.items():
-            tensors |= {f"optimizer.{i}.{name}": torch.as_tensor(value) for name, value in entry.items()}
-        tensors |= {f"method.{name}": tensor for name, tensor in self.method_state.items()}
-        return {name: tensor.contiguous() for name, tensor in tensors.items()} | {"sums": self.sums}
+        for i, entry in enumerate(self.optimizer.state.values()):
+            tensors |= {f"optimizer.{i}.{name}": tensor for name, tensor in entry.items()}
+        return tensors | {f"method.{name}": tensor for name, tensor in self.method_state.items()} | {"sums": self.sums}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `state` gave."""
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        self.network.load_state_dict(part("network."))
-        state: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in part("optimizer.").items():
-            i, key = name.split(".")
-            state[int(i)][key] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr  # torch would put a copy in the place of the tensor that each step writes to
-        self.sums.copy_(tensors["sums"])
-        for name, value in self.method_state.items():
-            value.copy_(tensors[f"method.{name}"])
+        for name, place in self.state().items():
+            place.copy_(tensors[name].view_as(place))
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
