@@ -123,16 +123,16 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
 def _certify(result: Run, splits: Splits, device: str) -> Certification:
     """Groups of the test images that the attacks saw, through the whole cascade."""
     _say("certifying groups against universal perturbations")
-    config, where = result.config, pick_device(device)
-    test = splits.test.to(where).subset(slice(0, config.test_images or len(splits.test)))
+    config, test = result.config, splits.test.to(pick_device(device))
+    images, labels = as_float(test.images), test.labels
+    part = slice(0, config.test_images or None)
     settings = CertifySettings(group_size=config.group_size, grouping="dataset")
-    network, images = result.network.to(where), as_float(test.images)
     with Bar("groups") as bar:
         return certify_into(
             result.path / "certify",
-            network,
-            images,
-            test.labels,
+            result.network.to(images.device),
+            images[part],
+            labels[part],
             config.eps,
             settings,
             on_rows=lambda rows, done, total: bar.update(done, total),
