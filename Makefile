@@ -18,7 +18,8 @@ bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed a
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/methods_step.py
 
-docs: .venv/docs  ## the documentation as a static site: open site/index.html
+docs: .venv/docs  ## the documentation as a static site, its page of results from the rows in results/: open site/index.html
+	[ ! -d results ] || $(BIN)/python docs/tools/results_page.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

@@ -1,16 +1,15 @@
 """How long certification takes, stage by stage: python benchmarks/certify.py --nets FOLDER --data-dir FOLDER
 
 Times on ConvSmall of the public networks, with the interval bound as the unit, and the exact subset search on random
-dense planes. JSON is written beside the table. Times of one run on one machine are comparable with each other only.
+dense planes. Times of one run on one machine are comparable with each other only. They are appended to a file of rows.
 """
 
 import argparse
 import resource
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from step import seconds
 from torch import Tensor
 
 from citrus.bounds import AlphaSettings, alpha, crown, interval, margin_rows, wrong_labels
@@ -18,17 +17,10 @@ from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SubsetSearch
 from citrus.console import table
 from citrus.data import as_float, load
-from citrus.files import write_json
 from citrus.networks.onnx import load_onnx
-from citrus.training.folder import environment
+from citrus.studies.rows import StudyRows
 
 EPS = 0.12
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def bounds(nets: Path, data_dir: str | None) -> dict[str, float]:
@@ -74,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", required=True)
     parser.add_argument("--data-dir")
-    parser.add_argument("--out", default="certify-bench.json")
+    parser.add_argument("--out", type=Path, default="certify.jsonl")
     options = parser.parse_args()
     times = bounds(Path(options.nets), options.data_dir)
     times["subset search, 10 groups of 10, 3072 pixels"] = search(10, 10, 3072)
@@ -83,7 +75,7 @@ def main() -> None:
     print(table(["what", "seconds", "interval bounds of 200 images"], rows))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory {memory:.2f} GB")
-    write_json(Path(options.out), {"seconds": times, "peak_memory_gb": memory, "environment": environment()})
+    StudyRows(options.out, "certify-bench").add("stages", "convsmall", {"seconds": times, "peak_memory_gb": memory})
 
 
 if __name__ == "__main__":

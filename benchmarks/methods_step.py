@@ -1,6 +1,6 @@
 """What a training step of each method costs on the CPU, as a multiple of a standard step on the same batch.
 
-    python benchmarks/methods_step.py [--out methods.json] [--repeats 5]      (or: make bench)
+    python benchmarks/methods_step.py [--out steps.jsonl] [--repeats 5]      (or: make bench)
 
 A step is the clean forward pass, the method's loss and the backward pass to the weights, with the method's default
 hyper-parameters, while eps grows and at the end of a run. Times are medians of interleaved steps. Peak memory is that
@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from step import interleaved, make_start
 
 from citrus.console import table
-from citrus.files import write_json
 from citrus.methods import METHODS, AnyMethod, Batch, Citrus
 from citrus.networks import fold, trace
-from citrus.training.folder import environment
+from citrus.studies.rows import StudyRows
 
 NETWORK, IMAGES, SHAPE, EPS = "convsmall", 40, (1, 28, 28), 0.1
 VARIANTS: dict[str, AnyMethod] = {
@@ -46,7 +45,13 @@ def make_step(method: AnyMethod, ramp: float, ramping: bool) -> Callable[[], Non
     def step() -> None:
         logits, statistics = traced.forward_with_statistics(images)
         batch = Batch(
-            *(images, labels, F.cross_entropy(logits, labels), fold(traced, statistics), eps, False, generator),
+            images,
+            labels,
+            F.cross_entropy(logits, labels),
+            fold(traced, statistics),
+            eps,
+            clip=False,
+            generator=generator,
             keep_boxes=ramping,
             ramp=torch.tensor(ramp, dtype=torch.float64),
             ramping=ramping,
@@ -76,7 +81,7 @@ def peak_mb(name: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="methods.json")
+    parser.add_argument("--out", type=Path, default="steps.jsonl")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peak", choices=ROWS, help="make one method's steps and print the peak memory in MB")
     options = parser.parse_args()
@@ -89,18 +94,13 @@ def main() -> None:
         return
     result = measure(options.repeats)
     standard = (result["standard"]["ramp"] + result["standard"]["end"]) / 2  # the same step twice
-    rows = [
-        [
-            name,
-            *(f"{row[k] / standard:.1f}" for k in ("ramp", "end")),
-            f"{1e3 * row['end']:.1f}",
-            f"{row['peak_mb']:.0f}",
-        ]
-        for name, row in result.items()
-    ]
+    rows = []
+    for name, row in result.items():
+        shares = [f"{row[moment] / standard:.1f}" for moment in ("ramp", "end")]
+        rows.append([name, *shares, f"{1e3 * row['end']:.1f}", f"{row['peak_mb']:.0f}"])
     title = f"{NETWORK}, {IMAGES} images of 28x28, default settings: one step as a multiple of a standard step"
     print(table(["method", "while eps grows", "at the end", "end, ms", "peak memory, MB"], rows, title))
-    write_json(Path(options.out), {"methods": result, "environment": environment()})
+    StudyRows(options.out, "methods-step").add("steps", "methods", {"methods": result})
     print(f"written to {options.out}")
 
 

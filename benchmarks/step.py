@@ -1,12 +1,13 @@
 """What a CITRUS training step costs: Algorithm 1 as printed, our exact sum, and sampled partners.
 
-    python benchmarks/step.py [--out bench.json] [--no-memory]      (or: make bench)
+    python benchmarks/step.py [--out steps.jsonl] [--no-memory]      (or: make bench)
 
 One batch, one network, one set of perturbations. Times are medians over repeated runs on this machine, single steps are
 interleaved so that a change of load hits all variants alike; ratios are what to compare across machines.
 """
 
 import argparse
+import itertools
 import resource
 import statistics
 import subprocess
@@ -21,10 +22,9 @@ from torch import Tensor
 from citrus.attacks import Ascent, pgd
 from citrus.bounds import interval, margin_loss, margin_rows
 from citrus.console import table
-from citrus.files import write_json
 from citrus.methods import Batch, Citrus
 from citrus.networks import Graph, build, fold, trace
-from citrus.training.folder import environment
+from citrus.studies.rows import StudyRows
 from citrus.training.shi import initialize
 
 EPS, TAU_RATIO = 0.1, 0.4
@@ -62,17 +62,13 @@ def attack(batch: Batch, group: slice) -> Tensor:
 def algorithm_1(batch: Batch, delta: Tensor, size: int) -> Tensor:
     """Lines 5 to 8 of the paper's Algorithm 1, group by group: one interval bound per (i, j). Returns the mean."""
     graph: Graph = batch.graph
-    total, terms = torch.zeros(()), 0
+    losses = []
     for first in range(0, len(delta), size):
-        for i in range(first, first + size):
-            for j in range(first, first + size):
-                if i != j:
-                    label = batch.labels[i : i + 1]
-                    centre = (batch.images[i] + delta[j])[None]
-                    bounds = interval(graph, centre, TAU_RATIO * EPS, margin_rows(label, graph.classes))
-                    total = total + margin_loss(bounds.lower)[0]
-                    terms += 1
-    return total / terms
+        for i, j in itertools.permutations(range(first, first + size), 2):
+            spec = margin_rows(batch.labels[i : i + 1], graph.classes)
+            centre = (batch.images[i] + delta[j])[None]
+            losses.append(margin_loss(interval(graph, centre, TAU_RATIO * EPS, spec).lower)[0])
+    return torch.stack(losses).mean()
 
 
 def cross_loss(method: Citrus, batch: Batch, delta: Tensor, shifts: Tensor | None = None) -> Tensor:
@@ -156,7 +152,7 @@ def memory_step() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="bench.json")
+    parser.add_argument("--out", type=Path, default="steps.jsonl")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
@@ -182,9 +178,8 @@ def main() -> None:
     memory = None if options.no_memory else peak_memory_gb()
     if memory:
         print(f"peak memory of a CNN7 CIFAR-10 step, 25 groups of 5, all 500 boxes: {memory:.2f} GB")
-    write_json(
-        Path(options.out), {"seconds": result, "growth": growth, "peak_memory_gb": memory, "environment": environment()}
-    )
+    found = {"seconds": result, "growth": growth, "peak_memory_gb": memory}
+    StudyRows(options.out, "citrus-step").add("steps", "bench", found)
     print(f"written to {options.out}")
 
 

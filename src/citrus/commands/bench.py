@@ -1,31 +1,31 @@
-"""`citrus bench methods`: train, attack and certify every method with the same budget, and print one table.
+"""`citrus bench WHAT`: studies of many runs. Each goes on where it was stopped, and tries again what failed."""
 
-`citrus bench paper` is in bench_paper.py.
-"""
-
+import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from citrus.bench import Bench, Contest, Listener, write_results
-from citrus.bench.results import HEADER, caption, cells
-from citrus.commands.bench_paper import run_paper
-from citrus.commands.bench_progress import announce, report
 from citrus.commands.flags import parse_flags, take_word
-from citrus.console import table
+from citrus.console import Bar, duration, table
 from citrus.data import load
 from citrus.errors import CitrusError, suggest
+from citrus.files import write_text
 from citrus.inputs import parse_eps
-from citrus.training import Stopped
+from citrus.studies import Listener, Study, StudyResult, read_rows, run_study
+from citrus.studies.methods import Contest, methods_sheet, methods_study, plan_budget
+from citrus.studies.paper import TABLES, make_paper, setup
+from citrus.studies.plan import read_plan, runs_sheet
+from citrus.studies.scales import SCALES
+from citrus.studies.sheets import Sheet
+from citrus.training import Events, Progress, Stopped
 
 
 @dataclass
 class MethodsFlags:
-    """Compare all training methods: citrus bench methods --data mnist --network convsmall --eps 0.1
-
-    The same command goes on where it was stopped, and only tries again what failed.
-    """
+    """Compare all training methods: citrus bench methods --data mnist --network convsmall --eps 0.1"""
 
     data: str = "mnist"
     """Data set, or path of a .npz or .safetensors file."""
@@ -46,62 +46,174 @@ class MethodsFlags:
     seed: int = 0
     """Seed of everything."""
     out: str = "runs/bench-methods"
-    """Folder of the result (results.md, results.json) and of all runs."""
+    """Folder of the table (results.md), of its rows (rows.jsonl) and of all runs."""
     data_dir: str | None = None
     """Folder of the data sets; else CITRUS_DATA, else the user cache."""
     device: str = "cpu"
     """cpu, cuda or auto."""
 
 
+@dataclass
+class PaperFlags:
+    """The paper's evaluation: citrus bench paper --table ablation-tau --scale cpu
+
+    Tables share their runs.
+    """
+
+    table: str = "all"
+    """all, or some of main, adversarial, ablation-tau, ablation-batch, ablation-si, figure-loss, runtimes."""
+    scale: str = "demo"
+    """demo (embedded digits, a minute), cpu (ConvSmall on MNIST, 90 minutes on two cores) or full (CNN7, GPU days)."""
+    seed: int = 0
+    """Seed of everything."""
+    out: str | None = None
+    """Folder of the tables (paper.md), of their rows (rows.jsonl) and of all runs; by default runs/paper-SCALE."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+
+
+@dataclass
+class PlanFlags:
+    """Train and measure the runs of a plan: citrus bench plan PLAN.json --out runs/search --workers 3
+
+    A plan is a list of {"name": ..., "recipe": ..., "set": {"epochs": 60, "method.tau_ratio": 0.4}}.
+    """
+
+    out: str = "runs/plan"
+    """Folder of the rows (rows.jsonl) and of all runs."""
+    on: Literal["auto", "validation", "test"] = "auto"
+    """What networks are measured on. auto: held-out training images where a run has some, else test images."""
+    certify: int = 0
+    """Images to certify in groups of 5 and of 20, the first ones."""
+    workers: int = 1
+    """Runs at a time; small networks leave room for several on one GPU."""
+    seconds: float | None = None
+    """No epoch begins after so long; runs keep their state."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+
+
 def run(arguments: list[str]) -> int:
     name, rest = take_word(arguments)
     if name is None and set(arguments) & {"--help", "-h"}:
-        print("usage: citrus bench WHAT [FLAGS]\n\n" + "\n".join(f"  {n:10}{f.__doc__}" for n, f in BENCHMARKS.items()))
+        print("usage: citrus bench WHAT [FLAGS]\n\n" + "\n".join(f"  {n:10}{f.__doc__}" for n, f in STUDIES.items()))
         return 0
     if name is None:
-        raise CitrusError(f"Which benchmark? citrus bench {' | '.join(BENCHMARKS)}")
-    if name not in BENCHMARKS:
-        raise CitrusError(f"Unknown benchmark {name!r}: {suggest(name, BENCHMARKS)}")
-    return BENCHMARKS[name](rest)
+        raise CitrusError(f"Which benchmark? citrus bench {' | '.join(STUDIES)}")
+    if name not in STUDIES:
+        raise CitrusError(f"Unknown benchmark {name!r}: {suggest(name, STUDIES)}")
+    try:
+        return STUDIES[name](rest)
+    except Stopped as stop:
+        print(f"{stop}\nStopped; the same command goes on.", file=sys.stderr)
+        return 130
 
 
 def run_methods(arguments: list[str]) -> int:
     """every training method with the same budget, attacked and certified"""
     flags, _ = parse_flags(MethodsFlags, "bench methods", arguments)
-    digits = flags.data == "digits"
-    contest = Contest(
-        data=flags.data,
-        network=flags.network,
-        eps=parse_eps(flags.eps),
-        group_size=flags.group_size,
-        images=flags.images if flags.images is not None else 100 if digits else 200,
-        seed=flags.seed,
-        methods=tuple(word for word in flags.methods.split(",") if word),
-    )
+    digits, names = flags.data == "digits", tuple(word for word in flags.methods.split(",") if word)
+    images = flags.images if flags.images is not None else 100 if digits else 200
+    eps = parse_eps(flags.eps)
+    contest = Contest(flags.data, flags.network, eps, flags.group_size, images, flags.seed, names)
     splits = load(contest.data, data_dir=flags.data_dir)
-    out = Path(flags.out)
-    bench = Bench(contest, splits, out, flags.device, Listener(_measured, announce, report))
-    minutes = flags.minutes if flags.minutes is not None else 10.0 if digits else 60.0
+    study = Study("methods", Path(flags.out), data_dir=flags.data_dir, device=flags.device)
     print("measuring the cost of a step", file=sys.stderr, flush=True)
-    plan = bench.plan(minutes, flags.epochs)
-    print(f"epochs for every method: {plan.epochs}", file=sys.stderr, flush=True)
-    try:
-        rows = bench.compete(plan)
-    except Stopped:
-        print("Stopped; the same command goes on.", file=sys.stderr)
-        return 130
-    write_results(out, contest, plan, rows)
-    print(f"{caption(contest, plan)}\n\n{table(HEADER, [cells(row) for row in rows])}\n")
-    for row in rows:
-        if row.error:
-            print(f"{row.name} failed: {row.error} (all of it in {out / row.name / 'error.txt'})")
-    print(f"results  {out / 'results.md'}")
-    return 2 if any(row.error for row in rows) else 0
+    minutes = flags.minutes if flags.minutes is not None else 10.0 if digits else 60.0
+    budget = plan_budget(contest, study, splits, minutes, flags.epochs)
+    costs = "".join(f"  {name:20}{1000 * cost:8.1f} ms a step\n" for name, cost in budget.step_seconds.items())
+    print(f"{costs}epochs for every method: {budget.epochs}", file=sys.stderr, flush=True)
+    results = run_study(methods_study(contest, budget, study, len(splits.train)), Listener(announce, report))
+    sheet = methods_sheet(contest, budget, results)
+    write_text(study.out / "results.md", sheet.markdown())
+    return show([sheet], study.out / "results.md")
 
 
-BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"methods": run_methods, "paper": run_paper}
+def run_paper(arguments: list[str]) -> int:
+    """the tables and figures of the CITRUS paper, beside the published values"""
+    flags, _ = parse_flags(PaperFlags, "bench paper", arguments)
+    names = [word for word in flags.table.split(",") if word]
+    for word in names:
+        if word not in (*TABLES, "all"):
+            raise CitrusError(f"Unknown table {word!r}: {suggest(word, [*TABLES, 'all'])}")
+    if not names:
+        raise CitrusError(f"Which table? --table all, or some of {', '.join(TABLES)}.")
+    if flags.scale not in SCALES:
+        raise CitrusError(f"Unknown scale {flags.scale!r}: {suggest(flags.scale, SCALES)}")
+    scale, name = replace(SCALES[flags.scale], seed=flags.seed), f"paper-{flags.scale}"
+    study = Study(name, Path(flags.out or f"runs/{name}"), data_dir=flags.data_dir, device=flags.device)
+    tables = list(TABLES) if "all" in names else list(dict.fromkeys(names))
+    sheets = make_paper(scale, study, tables, Listener(announce, report))
+    print(f"{setup(scale, study)}\n")
+    return show(sheets, study.out / "paper.md")
+
+
+def run_plan(arguments: list[str]) -> int:
+    """the runs of a plan: a recipe each, and what is set in it"""
+    file, rest = take_word(arguments)
+    flags, _ = parse_flags(PlanFlags, "bench plan", rest)
+    if file is None:
+        raise CitrusError("Which plan? citrus bench plan PLAN.json")
+    entries = read_plan(Path(file), flags.certify, flags.on)
+    deadline = math.inf if flags.seconds is None else time.time() + flags.seconds
+    study = Study(Path(file).stem, Path(flags.out), entries, flags.data_dir, flags.device, flags.workers, deadline)
+    study.open_rows().claim({"on": flags.on, "certify": flags.certify})
+    results = run_study(study, Listener(announce, report))
+    run_rows([str(study.out / "rows.jsonl")])
+    print(f"results  {study.out / 'rows.jsonl'}")
+    return 2 if any(result.error for result in results) else 0
+
+
+def run_rows(arguments: list[str]) -> int:
+    """the runs of a file of rows as a table: citrus bench rows FILE.jsonl"""
+    if len(arguments) != 1 or not Path(arguments[0]).is_file():
+        raise CitrusError("Which rows? citrus bench rows FILE.jsonl")
+    print(runs_sheet(read_rows(Path(arguments[0]))).markdown())
+    return 0
+
+
+STUDIES: dict[str, Callable[[list[str]], int]] = {
+    "methods": run_methods,
+    "paper": run_paper,
+    "plan": run_plan,
+    "rows": run_rows,
+}
 """`citrus bench NAME`: the first line of each function's docstring is its help."""
 
 
-def _measured(name: str, seconds: float) -> None:
-    print(f"  {name:20}{1000 * seconds:8.1f} ms a step", file=sys.stderr, flush=True)
+def show(sheets: Sequence[Sheet], path: Path) -> int:
+    """Print tables with what they say; 2 where something is missing."""
+    for sheet in sheets:
+        print("\n".join([table(sheet.header, sheet.cells, sheet.title), "", *sheet.notes, *sheet.answers, ""]))
+    print(f"results  {path}")
+    return 2 if any(sheet.missing for sheet in sheets) else 0
+
+
+def announce(name: str, place: int, total: int) -> Events:
+    """A bar for the training of one entry."""
+    what = f"[{place}/{total}] {name}"
+    print(what, file=sys.stderr, flush=True)
+    bar: Bar | None = None
+
+    def on_step(progress: Progress) -> None:
+        nonlocal bar
+        bar = bar or Bar(progress.steps, what, start=progress.step - 1)
+        bar.update(progress.step, f"eps {progress.eps:.4f} loss {progress.loss:.4f}")
+        if progress.step >= progress.steps:
+            bar.close()
+
+    return Events(on_step=on_step)
+
+
+def report(result: StudyResult) -> None:
+    """What is known of an entry now."""
+    text = result.error
+    if not text:
+        words = [f"clean {result.run['clean']:.1f}, PGD {result.pgd:.1f}, UAP attack {result.uap:.1f}"]
+        words += [f"certified for N = {p['group_size']} {p['certified']:.1f}" for p in result.proofs]
+        text = ", ".join([*words, duration(result.seconds)])
+    print(f"{result.name}: {text}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ RECIPES: dict[str, TrainConfig] = {**CPU_RECIPES, **FOUND_RECIPES, **PUBLISHED_R
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """What a recipe gave with one seed each: percent of the test set, training time."""
+    """What a recipe gave with one seed: percent of the test set, training time; results/runs.jsonl has the runs."""
 
     clean: float
     ibp_certified: float
