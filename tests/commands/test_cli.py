@@ -12,7 +12,7 @@ from support.synthetic import blobs
 
 from citrus.certify.result import Certification, GroupResult, Verdict
 from citrus.cli import main
-from citrus.commands.results import evaluation_table
+from citrus.commands.attack import evaluation_table
 from citrus.training import Evaluation
 
 

@@ -19,7 +19,7 @@ class DataFlags:
     """Folder of the data sets; else CITRUS_DATA, else the user cache."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> None:
     action, rest = take_word(arguments)
     name, rest = take_word(rest)
     flags, _ = parse_flags(DataFlags, "data", rest)
@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
             for info, place in known(flags.data_dir)
         ]
         print(table(["name", "shape", "classes", "found in"], rows))
-        return 0
+        return
     if not name:
         names = [info.name for info, _ in known()]
         raise CitrusError(f"`citrus data {action}` needs the name of a data set: {suggest('', names)}")
@@ -40,7 +40,6 @@ def run(arguments: list[str]) -> int:
     else:
         for key, value in describe(name, flags.data_dir).items():
             print(f"{key:12}{_text(value)}")
-    return 0
 
 
 def _text(value: Any) -> str:

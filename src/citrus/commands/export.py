@@ -24,7 +24,7 @@ class ExportFlags(NetworkFlags):
     """How many of them survive; by default all."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> None:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(ExportFlags, "export", rest)
     if not name or not (flags.onnx or flags.vnnlib):
@@ -43,4 +43,3 @@ def run(arguments: list[str]) -> int:
         survivors = len(labels) if flags.survivors is None else flags.survivors
         write_vnnlib(flags.vnnlib, images, labels, target.eps, len(test.classes), survivors)
         print(f"property  {flags.vnnlib}: at least {survivors} of {len(labels)} images survive (unsat if so)")
-    return 0

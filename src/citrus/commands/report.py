@@ -19,7 +19,7 @@ class ReportFlags:
     """Folder of report.html and report.md; by default the run folder, or ./report for several runs."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> None:
     folders = [Path(word) for word in takewhile(lambda word: not word.startswith("-"), arguments)]
     flags, _ = parse_flags(ReportFlags, "report", arguments[len(folders) :])
     if not folders:
@@ -31,4 +31,3 @@ def run(arguments: list[str]) -> int:
         for entry in record.missing:
             print(plain(f"missing   {record.name}: {entry.text} {entry.command}".rstrip()))
     print(plain(f"report    {page}\nmarkdown  {twin}"))
-    return 0

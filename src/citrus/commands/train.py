@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 
 from citrus.certify import Certification, CertifySettings, certify_into
+from citrus.commands.attack import evaluation_table, save_picture
 from citrus.commands.flags import pairs, parse_flags, take_word
 from citrus.commands.logs import TensorBoard
-from citrus.commands.results import evaluation_table, save_picture
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError, suggest

@@ -111,14 +111,12 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     """Plain JSON values; the method carries its name."""
     values = dataclasses.asdict(config)
     values["method"] = {"name": config.method.name, **values["method"]}
-    plain: dict[str, Any] = json.loads(json.dumps(values))  # tuples become lists
-    return plain
+    return dict(json.loads(json.dumps(values)))  # tuples become lists
 
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration that `to_dict` wrote. Unknown, missing and ill-typed fields are errors that name the field."""
-    config = _build(TrainConfig, values, "")
-    assert isinstance(config, TrainConfig)
+    config: TrainConfig = _build(TrainConfig, values, "")
     return config
 
 

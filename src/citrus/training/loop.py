@@ -60,8 +60,6 @@ class Trainer:
         self.position = 0
         """Steps taken so far."""
 
-    # ------------------------------------------------------------------------------------------------- the loop
-
     def epochs(self) -> Iterator[dict[str, Any]]:
         """Train to the end, with one row of metrics per epoch."""
         return (progress.row for progress in self.steps() if progress.row)
@@ -127,8 +125,6 @@ class Trainer:
                 "checkpoint is kept. Try a smaller lr, a longer ramp or clip_norm 10."
             )
 
-    # ------------------------------------------------------------------------------------------- after an epoch
-
     def _epoch_row(self, epoch: int, moments: list[Moment], started: float, steps: int) -> dict[str, Any]:
         self.check_finite()
         row: dict[str, Any] = {"epoch": epoch, "step": self.position, "lr": moments[-1].lr, "eps": moments[-1].eps}
@@ -154,8 +150,6 @@ class Trainer:
         # Batches of 5, as the paper's, would give variances that are a fifth too small behind linear layers.
         estimate_statistics(network, self.data, min(len(self.data), max(self.config.batch_size, 256)))
         return network.eval()
-
-    # ------------------------------------------------------------------------------------------------ its state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers from which `restore` continues as if nothing had happened."""
