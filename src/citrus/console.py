@@ -64,12 +64,8 @@ def duration(seconds: float) -> str:
 def table(header: list[str], rows: list[list[str]], title: str = "") -> str:
     """Aligned columns, the first to the left and the others to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(row: list[str]) -> str:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    rule = "  ".join("-" * w for w in widths)
-    return "\n".join([*([title] if title else []), line(header), rule, *(line(row) for row in rows)])
+    aligned = [
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        for row in [header, ["-" * width for width in widths], *rows]
+    ]
+    return "\n".join([*([title] if title else []), *("  ".join(cells).rstrip() for cells in aligned)])

@@ -16,36 +16,10 @@ from citrus.commands.attack import evaluation_table
 from citrus.training import Evaluation
 
 
-def python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_import_takes_three_packages_only() -> None:
-    code = (
-        "import sys, citrus; citrus.train; citrus.interval; citrus.recipe; citrus.evaluate; citrus.load_data\n"
-        "print([m for m in ('tyro', 'rich', 'matplotlib', 'onnx', 'highspy', 'PIL', 'mlxtend') if m in sys.modules])"
-    )
-    assert python(code) == "[]"
-
-
-def test_help_does_not_load_torch() -> None:
-    code = "import sys; from citrus.cli import main; main(['--help']); print({'torch', 'numpy'} & set(sys.modules))"
-    assert python(code).splitlines()[-1] == "set()"
-
-
 def test_the_package_is_the_command() -> None:
     shown = subprocess.run([sys.executable, "-m", "citrus", "no-such-command"], capture_output=True, text=True)
     assert shown.returncode == 1
     assert "no-such-command" in shown.stderr
-
-
-def test_public_names_exist() -> None:
-    import citrus
-
-    for name in citrus.__all__:
-        assert getattr(citrus, name) is not None
-    with pytest.raises(AttributeError):
-        citrus.nothing  # noqa: B018
 
 
 def test_of_two_attacks_on_the_same_groups_the_table_shows_the_stronger() -> None:
