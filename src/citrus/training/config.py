@@ -116,8 +116,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration that `to_dict` wrote. Unknown, missing and ill-typed fields are errors that name the field."""
-    config: TrainConfig = _build(TrainConfig, values, "")
-    return config
+    return _build(TrainConfig, values, "")
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -148,11 +147,9 @@ def override(config: TrainConfig, changes: dict[str, str]) -> TrainConfig:
 
 def field_names(config: Any, prefix: str = "") -> list[str]:
     """All fields by dotted name."""
-    names = []
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        nested = dataclasses.is_dataclass(value)
-        names += field_names(value, f"{prefix}{f.name}.") if nested else [prefix + f.name]
+    names: list[str] = []
+    for name, value in vars(config).items():
+        names += field_names(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else [prefix + name]
     return names
 
 
@@ -176,14 +173,15 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         if not right:
             raise CitrusError(f"{name} must be {what}, got {value!r}.")
 
-    if kind == AnyMethod:
-        given = value.get("name") if isinstance(value, dict) else value
-        if not isinstance(value, dict) or str(given) not in METHODS:
-            raise CitrusError(f"Unknown method {given!r}: {suggest(str(given), METHODS)}")
-        return _build(METHODS[str(given)], {k: v for k, v in value.items() if k != "name"}, f"{name}.")
-    if dataclasses.is_dataclass(kind):
+    if kind == AnyMethod or dataclasses.is_dataclass(kind):
         require(isinstance(value, dict), "an object with fields")
-        return _build(kind, value, f"{name}.")
+        fields = dict(value)
+        if kind == AnyMethod:
+            method = fields.pop("name", None)
+            if str(method) not in METHODS:
+                raise CitrusError(f"Unknown method {method!r}: {suggest(str(method), METHODS)}")
+            kind = METHODS[str(method)]
+        return _build(kind, fields, f"{name}.")
     if get_origin(kind) is tuple:
         require(isinstance(value, list | tuple), "a list")
         return tuple(_value(get_args(kind)[0], v, name) for v in value if v != "")

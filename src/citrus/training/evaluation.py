@@ -74,7 +74,9 @@ def evaluate(
     x, y = images[:count], labels[:count]
     proved = ibp_certified(plain, images, labels, eps, clip)
     alone, together = _attacks(plain, x, y, eps, group_size, clip, seed)
-    _check_sound(proved[:count], alone if clip else alone | together.fooled, eps)
+    broken = (proved[:count] & (alone if clip else alone | together.fooled)).nonzero()
+    if len(broken):
+        raise SoundnessError(f"Image {int(broken[0])} is certified at eps {eps} and yet an attack fools it.")
     result = Evaluation(
         eps=eps,
         clip=clip,
@@ -166,12 +168,6 @@ def _attacks(
             together.append(universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator))
     deltas, wrong = torch.cat([part.delta for part in together]), torch.cat([part.fooled for part in together])
     return torch.cat(alone), UniversalResult(deltas, groups, wrong)
-
-
-def _check_sound(proved: Tensor, fooled: Tensor, eps: float) -> None:
-    broken = proved & fooled
-    if broken.any():
-        raise SoundnessError(f"Image {int(broken.nonzero()[0])} is certified at eps {eps} and yet an attack fools it.")
 
 
 def _chunks(images: Tensor, labels: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:

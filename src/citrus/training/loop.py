@@ -158,7 +158,8 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         try:
-            self.training_step.restore(tensors)
+            for name, place in self.training_step.state().items():
+                place.copy_(tensors[name].view_as(place))
             self.position = int(header["step"])
         except (RuntimeError, KeyError, ValueError) as error:
             raise CitrusError(f"The checkpoint does not belong to this configuration: {error}") from error

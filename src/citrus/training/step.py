@@ -4,9 +4,6 @@ Everything that changes from step to step lies in tensors of fixed place (`index
 that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +17,7 @@ from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Moment, Phase
 from citrus.training.shi import balance, tightness
-from citrus.training.weights import normalisation, update_running
+from citrus.training.weights import description, update_running
 
 SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
 BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
@@ -48,7 +45,7 @@ class TrainingStep:
         self.index = torch.zeros(config.batch_size, dtype=torch.long, device=device)
         self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
-        self.std = torch.tensor(normalisation(config, info)[1], device=device)
+        self.std = torch.tensor(description(config, info)["std"], device=device)
         self.sums = torch.zeros(len(SUMS), device=device)
         self.first_bad = torch.full((), torch.inf, dtype=torch.float64, device=device)
         """The first step whose loss was not finite."""
@@ -69,7 +66,9 @@ class TrainingStep:
         step, _, _, weight, lr = self.scalars.unbind()
         self.lr.copy_(lr)
         images, labels = self._images(), self.data.labels[self.index]
-        with self._arithmetic():
+        fast = config.precision != "float32"
+        kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=fast)
+        with tf32(fast), kernels, compiling(config.compile):
             logits, statistics = self.trace.forward_with_statistics(images)
             clean = F.cross_entropy(logits, labels)
             robust, boxes = self._method_loss(phase, images, labels, clean, statistics)
@@ -135,18 +134,6 @@ class TrainingStep:
         for i, entry in enumerate(self.optimizer.state.values()):
             tensors |= {f"optimizer.{i}.{name}": tensor for name, tensor in entry.items()}
         return tensors | {f"method.{name}": tensor for name, tensor in self.method_state.items()} | {"sums": self.sums}
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` gave."""
-        for name, place in self.state().items():
-            place.copy_(tensors[name].view_as(place))
-
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        fast = self.config.precision != "float32"
-        kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=fast)
-        with tf32(fast), kernels, compiling(self.config.compile):
-            yield
 
 
 def augmentation(config: TrainConfig, info: DatasetInfo) -> tuple[int, bool]:

@@ -16,15 +16,12 @@ from citrus.training.randomness import stream
 from citrus.training.shi import initialize
 
 
-def normalisation(config: TrainConfig, info: DatasetInfo) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of the network's first layer."""
-    return (info.mean, info.std) if config.normalize else ((0.0,) * info.shape[0], (1.0,) * info.shape[0])
-
-
 def description(config: TrainConfig, info: DatasetInfo) -> dict[str, Any]:
     """The arguments of `build` by name, as a file of weights keeps them."""
-    mean, std = (list(values) for values in normalisation(config, info))
-    return {"name": config.network, "shape": list(info.shape), "classes": info.classes, "mean": mean, "std": std}
+    channels = info.shape[0]
+    mean, std = (info.mean, info.std) if config.normalize else ([0.0] * channels, [1.0] * channels)
+    made = {"name": config.network, "shape": list(info.shape), "classes": info.classes}
+    return made | {"mean": list(mean), "std": list(std)}
 
 
 def make_network(config: TrainConfig, splits: Splits) -> nn.Module:
