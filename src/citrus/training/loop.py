@@ -73,8 +73,7 @@ class Trainer:
             order = shuffle(len(self.data), stream(self.config.seed, "shuffle", epoch)).to(self.device)
             batches = order.split(self.config.batch_size)
             moments = [self._moment(step) for step in range(epoch * count, (epoch + 1) * count)]
-            rows = [TrainingStep.numbers(epoch * count + i, now) for i, now in enumerate(moments)]
-            numbers = torch.tensor(rows, dtype=torch.float64).to(self.device)
+            numbers = torch.tensor([now[:-1] for now in moments], dtype=torch.float64).to(self.device)
             for i in range(first, count):
                 self.training_step.prepare(batches[i], numbers[i])
                 self._train_step(moments[i].phase)

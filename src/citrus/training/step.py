@@ -15,7 +15,7 @@ from citrus.networks import Statistics, fold, trace
 from citrus.networks.kernels import compilable, compiling, in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
-from citrus.training.schedule import Moment, Phase
+from citrus.training.schedule import Phase
 from citrus.training.shi import balance, tightness
 from citrus.training.weights import description, update_running
 
@@ -51,13 +51,8 @@ class TrainingStep:
         """The first step whose loss was not finite."""
         self.max_boxes = max(1, int(config.memory_gb * 2**30 / (plain.neurons * BYTES_PER_NEURON)))
 
-    @staticmethod
-    def numbers(step: int, now: Moment) -> tuple[float, ...]:
-        """What `scalars` holds in a step."""
-        return (float(step), now.eps, now.ramp, now.regularizer, now.lr)
-
     def prepare(self, index: Tensor, numbers: Tensor) -> None:
-        """Put in place which images the next step trains on, and its numbers."""
+        """Put in place which images the next step trains on, and the numbers of its moment."""
         self.index.copy_(index)
         self.scalars.copy_(numbers)
 
