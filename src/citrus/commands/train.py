@@ -116,23 +116,21 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
         events = Events(on_step, on_epoch, on_stage=_say)
         result = train(config, out, splits=splits, device=flags.device, resume=flags.resume, events=events)
         on_epoch(None)  # writes the log of a run that was complete before it was resumed
-    save_picture(uap_file(out, config.eps))
     return result
 
 
 def _certify(result: Run, splits: Splits, device: str) -> Certification:
     """Groups of the test images that the attacks saw, through the whole cascade."""
     _say("certifying groups against universal perturbations")
-    config, test = result.config, splits.test.to(pick_device(device))
-    images, labels = as_float(test.images), test.labels
-    part = slice(0, config.test_images or None)
+    config, place = result.config, pick_device(device)
+    test = splits.test.subset(slice(0, config.test_images or None)).to(place)
     settings = CertifySettings(group_size=config.group_size, grouping="dataset")
     with Bar("groups") as bar:
         return certify_into(
             result.path / "certify",
-            result.network.to(images.device),
-            images[part],
-            labels[part],
+            result.network.to(place),
+            as_float(test.images),
+            test.labels,
             config.eps,
             settings,
             on_rows=lambda rows, done, total: bar.update(done, total),
@@ -144,7 +142,8 @@ def _conclude(result: Run, certified: Certification) -> None:
     summary = json.loads((result.path / "summary.json").read_text())
     print(evaluation_table(result.evaluation, certified))
     print(f"\ntraining took {duration(summary['training_seconds'])}, evaluation {duration(result.evaluation.seconds)}")
-    for picture in sorted((result.path / "uap").glob("*.png")):
+    picture = save_picture(uap_file(result.path, result.config.eps))
+    if picture:
         print(f"picture     {picture}")
     print(f"run folder  {result.path}")
     print(f"next        citrus certify {result.path} --group-size 20 --certificates")
