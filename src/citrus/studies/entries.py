@@ -10,7 +10,7 @@ from torch import nn
 
 from citrus.certify import CertifySettings, certify_into
 from citrus.certify.result import ALONE
-from citrus.certify.verifiers import pick
+from citrus.certify.settings import pick_verifier
 from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.files import read_lines
@@ -89,7 +89,7 @@ def certify_entry(
     alone = sum(row.stages.get(stage, 0) for row in found.rows for stage in ALONE)
     row = {
         **{name: value for name, value in asdict(settings).items() if name != "block"},
-        "intermediate": pick(settings.verifier, settings.intermediate, plain).linear.intermediate,
+        "intermediate": pick_verifier(settings.verifier, settings.intermediate, plain).linear.intermediate,
         "eps": found.eps,
         **{name: round(getattr(found, name), 4) for name in PROVED},
         "single": round(100 * alone / found.images, 4),
