@@ -13,10 +13,10 @@ from citrus.certify.result import ALONE
 from citrus.certify.settings import pick_verifier
 from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
+from citrus.files import read_lines
 from citrus.networks import graph
 from citrus.studies.rows import Row
 from citrus.training import Events, Stopped, TrainConfig, to_dict, train
-from citrus.training.folder import RunFolder
 from citrus.training.run import pick_device
 
 LAST = ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")  # of the last epoch
@@ -62,7 +62,7 @@ def train_entry(
             raise Stopped(f"{entry.name}: the time is over after epoch {row['epoch'] + 1} of {config.epochs}.")
 
     run = train(config, folder, splits=splits, device=device, resume=begun, events=replace(events, on_epoch=on_epoch))
-    metrics, found = RunFolder(folder).metrics(), run.evaluation
+    metrics, found = read_lines(folder / "metrics.jsonl")[0], run.evaluation
     assert found
     return run.network, {
         "on": entry.on,

@@ -14,7 +14,7 @@ from typing import Any
 
 from citrus.errors import CitrusError
 from citrus.files import write_text
-from citrus.training.folder import environment
+from citrus.training.environment import environment
 
 Row = dict[str, Any]
 ENVIRONMENTS = "environments.jsonl"
