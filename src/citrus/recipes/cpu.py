@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from citrus import methods
+import citrus.methods as methods
 from citrus.attacks import Ascent
 from citrus.recipes.published import NO_RAMP, PLAIN, expressive_methods
 from citrus.training.config import TrainConfig
