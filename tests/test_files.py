@@ -11,7 +11,7 @@ from torch import Tensor
 
 from citrus import files
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, replace_file, save_tensors, write_json, write_text
+from citrus.files import append_line, load_tensors, read_lines, replace_file, save_tensors, write_json, write_text
 
 HEADER = {"step": 41, "config": {"eps": "8/255", "name": "Zürich"}, "done": False}
 
@@ -259,3 +259,52 @@ def test_text_and_json(tmp_path: Path) -> None:
     write_text(tmp_path / "b.txt", "ε = 8/255\n")
     assert (tmp_path / "b.txt").read_text(encoding="utf-8") == "ε = 8/255\n"
     assert names(tmp_path) == ["a.json", "b.txt"]
+
+
+# Rows
+
+ROWS = [{"step": 1, "loss": 0.5}, {"step": 2, "name": "Zürich\n"}, {}]
+
+
+def test_rows_come_back_as_they_were_appended(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "rows.jsonl"
+    assert read_lines(path) == ([], 0)
+    for count, row in enumerate(ROWS, start=1):
+        append_line(path, row)
+        assert read_lines(path) == (ROWS[:count], 0)
+        assert len(path.read_text().splitlines()) == count
+
+
+def test_a_row_cut_short_anywhere_loses_itself_only(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for row in ROWS[:2]:
+        append_line(path, row)
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        kept, broken = read_lines(path)
+        assert (kept, broken) == ((ROWS[:1], 1) if cut < len(whole) - 1 else (ROWS[:2], 0))
+        append_line(path, ROWS[2])
+        assert read_lines(path) == ([*kept, ROWS[2]], broken)
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"[1]", b"null", b"3", b'"text"', b"\xff\xfe", b"<html>", b"[" * 100_000, b'{"a": 1} {"b": 2}']
+)
+def test_lines_that_are_no_rows_are_counted(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b'\n\n  \n{"b": 2}\n')
+    assert read_lines(path) == ([{"a": 1}, {"b": 2}], 1)
+
+
+def test_a_line_with_foreign_separators_is_one_row(tmp_path: Path) -> None:
+    """JSON may hold what Python's splitlines would cut."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"note": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert read_lines(path) == ([{"note": "a\u2028b\x85c"}], 0)
+
+
+def test_rows_that_cannot_be_read_are_no_missing_rows(tmp_path: Path) -> None:
+    with pytest.raises(CitrusError, match="Cannot read"):
+        read_lines(tmp_path)

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written beside their place, then moved over the old one in one step.
+"""Files that survive a crash: written beside their place, then moved over the old one in one step; rows are appended.
 
 Tensors are stored as safetensors, so reading a stranger's file runs no code; a checksum tells damage.
 """
@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,40 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row to a file of JSON lines; it is on the disk when this returns. A line cut short before stays alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        start = b"" if file.read() in (b"", b"\n") else b"\n"
+        file.write(start + json.dumps(row).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of such a file (none where there is no file), and how many lines are none: cut short by a crash,
+    damaged, or a stranger's."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise CitrusError(f"Cannot read {path}: {error}.") from error
+    found = [parse_object(line) for line in lines if line.strip()]
+    rows = [row for row in found if row is not None]
+    return rows, len(found) - len(rows)
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None where the text is anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
