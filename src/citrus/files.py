@@ -42,12 +42,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a file of JSON lines; it is on the disk when this returns. A line cut short before stays alone."""
+    """Add a row to a file of JSON lines; it is on the disk when this returns. A line that a crash cut short goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        file.seek(max(0, file.tell() - 1))
-        start = b"" if file.read() in (b"", b"\n") else b"\n"
-        file.write(start + json.dumps(row).encode() + b"\n")
+        file.seek(0)
+        last = file.read().rpartition(b"\n")[2]
+        whole = parse_object(last.decode(errors="replace")) is not None
+        file.truncate(file.tell() - (0 if whole else len(last)))
+        file.write((b"\n" if whole else b"") + json.dumps(row).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from citrus.inputs import format_eps
-from citrus.report.document import ABSENT, Block, Cell, Cells, Picture, Section, fold, gallery, paragraph, strong, table
+from citrus.report.document import Cell, Picture, Piece, Section, fold, gallery, paragraph, side_by_side, strong, table
 from citrus.report.png import perturbation, png
 from citrus.report.read import Record
 from citrus.report.uap import Perturbed
@@ -20,20 +20,20 @@ def perturbations(records: list[Record]) -> Section | None:
     intro = (
         "The group that suffers most: its perturbation, and its images without and with it, as the network sees them."
     )
-    blocks = [paragraph(intro)]
+    pieces = [paragraph(intro)]
     for record in records:
         if record.prefix and record.perturbations:
-            blocks.append(paragraph(record.name, kind="heading"))
+            pieces.append(paragraph(record.name, kind="heading"))
         for k, p in enumerate(_own_first(record)):
-            blocks += [fold(f"At eps {format_eps(p.eps)}, groups of {p.group_size}", *_shown(p))] if k else _shown(p)
-    return Section("perturbation", "One perturbation for many images", tuple(blocks)) if len(blocks) > 1 else None
+            pieces += [fold(f"At eps {format_eps(p.eps)}, groups of {p.group_size}", *_shown(p))] if k else _shown(p)
+    return Section("perturbation", "One perturbation for many images", pieces) if len(pieces) > 1 else None
 
 
 def _own_first(record: Record) -> list[Perturbed]:
     return sorted(record.perturbations, key=lambda p: p.eps != record.eps)
 
 
-def _shown(p: Perturbed) -> list[Block]:
+def _shown(p: Perturbed) -> list[Piece]:
     """The perturbation in both scales, then the images it flips and those it cannot."""
     eps = format_eps(p.eps)
     said = paragraph(
@@ -43,12 +43,12 @@ def _shown(p: Perturbed) -> list[Block]:
     )
     amplified = _scaled(p.worst, p.eps, "amplified", f"amplified, full colour is ±{eps}")
     true = _scaled(p.worst, 1.0, "true scale", "true scale, full colour is ±1")
-    blocks = [said, gallery("The perturbation", [[amplified], [true]], large=True)]
+    pieces = [said, gallery("The perturbation", [[amplified], [true]], large=True)]
     for name, mask in (("Images that it flips", p.falls), ("Images that it cannot flip", p.right & ~p.falls)):
         places = mask[p.shown].nonzero().flatten().tolist()[:MOST_IMAGES]
         if places:
-            blocks.append(gallery(name, [_pair(p, place) for place in places]))
-    return blocks
+            pieces.append(gallery(name, [_pair(p, place) for place in places]))
+    return pieces
 
 
 def _scaled(delta: Tensor, largest: float, kind: str, caption: str) -> Picture:
@@ -72,17 +72,17 @@ def classes(records: list[Record]) -> Section | None:
     if not shown:
         return None
     columns = [_by_class(p) for _, p in shown]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    cells = {name: [column.get(name, Cell(ABSENT, bar=0.0)) for column in columns] for name in names}
-    most = sorted(names, key=lambda name: -sum(cell.bar or 0.0 for cell in cells[name]))[:MOST_CLASSES]
-    top = max(cell.bar or 0.0 for name in names for cell in cells[name]) or 1.0  # as wide as a bar can be
-    rows: list[Cells] = [[name, *(replace(cell, bar=(cell.bar or 0.0) / top) for cell in cells[name])] for name in most]
+    longest = max(cell.bar or 0.0 for column in columns for cell in column.values()) or 1.0
+    columns = [{name: replace(cell, bar=(cell.bar or 0.0) / longest) for name, cell in c.items()} for c in columns]
+    rows = side_by_side(columns)
+    rows.sort(key=lambda row: -sum(cell.bar or 0.0 for cell in row if isinstance(cell, Cell)))
     header = ("Class", *(f"{r.name}, eps {format_eps(p.eps)}, N = {p.group_size}" for r, p in shown))
     intro = "How many correctly classified images of a class a universal attack turns wrong, and what most become."
-    blocks = [paragraph(intro), table("Classes by the share of images that fall", header, rows, "shares")]
-    if len(names) > MOST_CLASSES:
-        blocks.append(paragraph(f"{MOST_CLASSES} of {len(names)} classes, those that fall most.", kind="note"))
-    return Section("classes", "Which classes fall", tuple(blocks))
+    listed = table("Classes by the share of images that fall", header, rows[:MOST_CLASSES], "shares")
+    pieces = [paragraph(intro), listed]
+    if len(rows) > MOST_CLASSES:
+        pieces.append(paragraph(f"{MOST_CLASSES} of {len(rows)} classes, those that fall most.", kind="note"))
+    return Section("classes", "Which classes fall", pieces)
 
 
 def _by_class(p: Perturbed) -> dict[str, Cell]:
