@@ -7,18 +7,13 @@ import torch
 from support.helpers import CLASSES, SHAPE, ZOO, Case, images
 from torch import Tensor, nn
 
-from citrus.bounds import AlphaBounds, AlphaSettings, LinearSettings, alpha, crown, lower_planes, margin_rows
+from citrus.bounds import AlphaSettings, LinearBounds, LinearSettings, alpha, crown, lower_planes, margin_rows
 from citrus.errors import CitrusError
 from citrus.networks import Graph, graph
 
 EPS = 0.12
 LINEAR = LinearSettings(planes=True, intersect=False)
 PER_ROW = AlphaSettings(iterations=12, linear=LINEAR)
-WAYS = {
-    "per row": PER_ROW,
-    "inner": replace(PER_ROW, inner_layers=2),
-    "last inner": replace(PER_ROW, inner_layers=1, iterations=5),
-}
 CASES = [c for c in ZOO if c.relus > 1]
 
 
@@ -38,7 +33,7 @@ def _network(case: Case = DEEP) -> Graph:
     return graph(case.build().requires_grad_(False), SHAPE)
 
 
-def _check_sound(net: Graph, centre: Tensor, spec: Tensor, bounds: AlphaBounds) -> None:
+def _check_sound(net: Graph, centre: Tensor, spec: Tensor, bounds: LinearBounds) -> None:
     planes = bounds.lower_planes
     assert planes is not None
     generator = torch.Generator().manual_seed(1)
@@ -54,12 +49,11 @@ def _check_sound(net: Graph, centre: Tensor, spec: Tensor, bounds: AlphaBounds) 
             assert (values[place] <= box.upper[image] + 1e-5).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", [*CASES[::3], DEEP], ids=str)
-def test_never_below_crown_and_sound(case: Case, way: str) -> None:
+def test_never_below_crown_and_sound(case: Case) -> None:
     net, centre, spec = _network(case), images(2), _spec(2)
     first = crown(net, centre, EPS, spec, LINEAR)
-    bounds = alpha(net, centre, EPS, spec, WAYS[way])
+    bounds = alpha(net, centre, EPS, spec, PER_ROW)
     assert (bounds.lower >= first.lower).all()
     assert torch.equal(bounds.upper, first.upper)
     _check_sound(net, centre, spec, bounds)
@@ -71,16 +65,15 @@ def test_never_below_crown_and_sound(case: Case, way: str) -> None:
 
 
 def test_the_search_pays() -> None:
-    """On a network where it matters: more steps and inner layers each give at least as much."""
+    """On a network where it matters: more steps give more."""
     net, centre, spec = _network(), images(6), _spec(6)
     plain = crown(net, centre, EPS, spec, LINEAR).lower
     some = alpha(net, centre, EPS, spec, replace(PER_ROW, iterations=3)).lower
     more = alpha(net, centre, EPS, spec, replace(PER_ROW, iterations=30)).lower
-    inner = alpha(net, centre, EPS, spec, replace(PER_ROW, iterations=30, inner_layers=2)).lower
     open_rows = ~(plain > 0)
     assert open_rows.sum() > 4
-    values = [v[open_rows].clamp(max=0).mean() for v in (plain, some, more, inner)]
-    assert values[0] < values[1] < values[2] < values[3]
+    values = [v[open_rows].clamp(max=0).mean() for v in (plain, some, more)]
+    assert values[0] < values[1] < values[2]
 
 
 def test_no_iterations_is_crown() -> None:
@@ -89,10 +82,9 @@ def test_no_iterations_is_crown() -> None:
     torch.testing.assert_close(bounds.lower, crown(net, centre, EPS, spec).lower)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_batch_chunks_and_precision_do_not_matter(way: str) -> None:
+def test_batch_chunks_and_precision_do_not_matter() -> None:
     net, centre, spec = _network(), images(3), _spec(3)
-    settings = replace(WAYS[way], iterations=4)
+    settings = replace(PER_ROW, iterations=4)
     bounds = alpha(net, centre, EPS, spec, settings)
     singles = [alpha(net, centre[i : i + 1], EPS, spec[i : i + 1], settings).lower for i in range(3)]
     torch.testing.assert_close(bounds.lower, torch.cat(singles), atol=1e-4, rtol=1e-4)
@@ -134,8 +126,6 @@ def test_gradient_at_the_slopes_found() -> None:
         weight -= 2e-7 * direction
         down = value()
     torch.testing.assert_close((gradient * direction).sum(), (up - down) / 2e-7, rtol=1e-4, atol=1e-6)
-    with pytest.raises(CitrusError, match="inner_layers=0"):
-        alpha(net, centre, EPS, spec, replace(PER_ROW, inner_layers=1))
 
 
 def test_works_inside_no_grad_and_inference_without_relus_and_rows() -> None:
@@ -152,10 +142,9 @@ def test_works_inside_no_grad_and_inference_without_relus_and_rows() -> None:
 def test_nan_is_never_certified() -> None:
     net, centre, spec = _network(), images(2), _spec(2)
     centre[1, 0, 0, 0] = torch.nan
-    for settings in WAYS.values():
-        lower = alpha(net, centre, EPS, spec, settings).lower
-        assert lower[0].isfinite().all()
-        assert not (lower[1] > 0).any()
+    lower = alpha(net, centre, EPS, spec, PER_ROW).lower
+    assert lower[0].isfinite().all()
+    assert not (lower[1] > 0).any()
 
 
 def test_mistakes_are_named() -> None:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from citrus.attacks import Ascent, fooled, pgd, universal_pgd
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, margin_rows
-from citrus.certify import alone, cascade, verifiers
+from citrus.certify import alone, cascade
+from citrus.certify import settings as chosen
 from citrus.certify.cascade import Cascade, certify
 from citrus.certify.result import ALONE, STAGES, Certification, GroupResult, Verdict
-from citrus.certify.settings import CertifySettings
-from citrus.certify.verifiers import VERIFIERS
+from citrus.certify.settings import VERIFIERS, CertifySettings, Intermediate, pick_verifier
 from citrus.data import as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.networks import Graph, graph
@@ -170,23 +170,15 @@ def waking() -> Graph:
 def test_large_networks_get_early_boxes_by_crown(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, x, y = waking(), torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long)
 
-    def proved(how: verifiers.Intermediate) -> int:
+    def proved(how: Intermediate) -> int:
         settings = CertifySettings(group_size=1, intermediate=how, verifier="zeng", attack=ATTACK)
         return certify(plain, x, y, 1.0, settings).rows[0].certified
 
     assert [proved(how) for how in ("interval", "early", "crown", "auto")] == [0, 1, 1, 1]
-    assert verifiers.pick("citrus", "auto", plain).linear.intermediate == "crown"
-    monkeypatch.setattr(verifiers, "MANY_NEURONS", 2)
-    assert verifiers.pick("citrus", "auto", plain).linear.intermediate == "early"
+    assert pick_verifier("citrus", "auto", plain).linear.intermediate == "crown"
+    monkeypatch.setattr(chosen, "MANY_NEURONS", 2)
+    assert pick_verifier("citrus", "auto", plain).linear.intermediate == "early"
     assert proved("auto") == 1
-
-
-def test_racoon_optimises_the_slopes_of_ten_images_of_a_group_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(alone, "alpha", lambda g, x, *rest: seen.append(len(x)) or alpha(g, x, *rest))
-    plain, x = folded(RESIDUAL), images(16)
-    certify(plain, x, plain(x).argmax(1), 0.1, CertifySettings(group_size=16, verifier="racoon", attack=ATTACK))
-    assert seen == [10]
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

@@ -13,8 +13,7 @@ from torch import Tensor
 from citrus.bounds import Box, lower_planes
 from citrus.bounds.chunks import MemoryLimit
 from citrus.bounds.margins import wrong_labels
-from citrus.certify.refine.ascent import JointSettings
-from citrus.certify.refine.sets import Instance, JointResult, prove_sets
+from citrus.certify.refine.sets import Instance, JointResult, JointSettings, prove_sets
 from citrus.certify.refine.tightening import NeuronPlanes, Violated, tighten
 from citrus.certify.search.planes import dual_value
 from citrus.networks import Graph

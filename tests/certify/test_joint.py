@@ -8,11 +8,11 @@ import torch
 from support.helpers import CLASSES, Case, case_named
 from support.joint_cases import DEEP, EPS, attack, member_margins, mixed_subsets, sampled, small, triangle_program
 
+from citrus.bounds.ascent import hopeless_after
 from citrus.bounds.interval import Box
 from citrus.bounds.margins import wrong_labels
 from citrus.certify.clock import Clock, SharedTime
-from citrus.certify.refine.ascent import JointSettings, hopeless_after
-from citrus.certify.refine.sets import JointResult, Subset, prove_sets
+from citrus.certify.refine.sets import JointResult, JointSettings, Subset, prove_sets
 from citrus.certify.search.planes import dual_value
 
 STEPS = JointSettings(iterations=25, window=0)

@@ -11,9 +11,8 @@ from support.joint_cases import mixed_subsets, sampled, small
 from citrus.bounds import LinearSettings, crown, margin_rows
 from citrus.bounds.margins import wrong_labels
 from citrus.certify.clock import Clock, SharedTime
-from citrus.certify.refine.ascent import JointSettings
-from citrus.certify.refine.rounds import STRONGEST, OpenGroup, RoundSettings, refine_groups
-from citrus.certify.refine.sets import Instance, prove_sets
+from citrus.certify.refine.rounds import OpenGroup, refine_groups
+from citrus.certify.refine.sets import STRONGEST, Instance, JointSettings, prove_sets
 from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SearchResult, SubsetSearch
 from citrus.checker.cover import covers
@@ -43,10 +42,8 @@ def groups_of(instance: Instance, size: int, clock: Callable[[], Clock] = Clock)
     return [OpenGroup(range(size * k, size * k + size), SubsetSearch(p), clock()) for k, p in planes]
 
 
-@pytest.mark.parametrize(
-    "settings", [RoundSettings(JointSettings(iterations=40), sets=1), STRONGEST], ids=["plain", "strongest"]
-)
-def test_rounds_raise_the_count_and_no_perturbation_goes_below_it(settings: RoundSettings) -> None:
+@pytest.mark.parametrize("settings", [JointSettings(iterations=40, sets=1), STRONGEST], ids=["plain", "strongest"])
+def test_rounds_raise_the_count_and_no_perturbation_goes_below_it(settings: JointSettings) -> None:
     instance = small(count=24, eps=0.045)
     groups = groups_of(instance, 4)
     refine_groups(instance, groups, settings)
@@ -66,7 +63,7 @@ def test_rounds_raise_the_count_and_no_perturbation_goes_below_it(settings: Roun
 
 def test_rounds_in_lockstep_equal_one_group_after_another() -> None:
     instance = small(count=12, eps=0.06)
-    settings = RoundSettings(JointSettings(iterations=30), sets=2)
+    settings = JointSettings(iterations=30, sets=2)
     together, alone = groups_of(instance, 4), groups_of(instance, 4)
     refine_groups(instance, together, settings)
     for group in alone:
@@ -89,9 +86,8 @@ def test_a_group_without_time_is_left_as_it_is() -> None:
 def test_a_batch_is_paid_by_the_members_of_each_group() -> None:
     ticks = Ticks()
     clocks = [Clock(10.0, ticks) for _ in range(3)]
-    shared = SharedTime(clocks)
     ticks.time += 5
-    shared.start()
+    shared = SharedTime(clocks)
     ticks.time += 12
     shared.charge(torch.tensor([0, 2, 0, 0]))
     assert [clock.spent for clock in clocks] == [9.0, 0.0, 3.0]

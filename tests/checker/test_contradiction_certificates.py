@@ -14,8 +14,7 @@ from torch import Tensor
 
 from citrus.certify.cascade import Cascade
 from citrus.certify.export import certificates_of
-from citrus.certify.refine.ascent import JointSettings
-from citrus.certify.refine.sets import Instance, JointResult, prove_sets
+from citrus.certify.refine.sets import Instance, JointResult, JointSettings, prove_sets
 from citrus.certify.settings import CertifySettings
 from citrus.checker.arithmetic import LinearForms, Network
 from citrus.checker.certificate import read_certificate, store, write_certificates
@@ -226,7 +225,7 @@ def test_bounds_are_below_rational_arithmetic() -> None:
 
 def test_bounds_are_unknown_where_numbers_overflow() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
-    rows, zero = LinearForms.of(one), LinearForms.of(0 * one, torch.ones(1, dtype=torch.float64))
+    rows, zero = LinearForms.of(one), replace(LinearForms.of(0 * one), offset=one[0])
     for mu in (1e308, float("inf"), float("nan")):
         huge = replace(zero, offset=zero.offset * 1e10)
         assert float(least_where(rows, mu * one, huge, 0.1)) == -float("inf")

@@ -15,9 +15,8 @@ from support.steps import make_batch, make_network
 from torch import Tensor
 
 from citrus.bounds import interval, margin_rows
-from citrus.certify.groups import Grouping
 from citrus.certify.result import Verdict
-from citrus.certify.verifiers import VERIFIERS, Intermediate
+from citrus.certify.settings import VERIFIERS, Grouping, Intermediate
 from citrus.cli import COMMANDS
 from citrus.errors import CitrusError
 from citrus.methods import IBP, METHODS, Standard

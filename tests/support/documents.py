@@ -34,7 +34,6 @@ FEW = "--epochs 2 --ramp-epochs 1 --warmup-epochs 0 --milestones 1 --test-images
 QUICK = {
     "citrus train": FEW,
     "citrus train quickstart --": "--network mlp",
-    "python -m citrus.training": f"{FEW} --network mlp",
     "citrus certify": "--images 40 --budget 1s",
     "citrus attack": "--images 20",
     "citrus bench methods": "--epochs 1 --images 10",

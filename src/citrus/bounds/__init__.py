@@ -1,6 +1,6 @@
 """Bounds on what a network can answer when its input moves inside a box."""
 
-from citrus.bounds.alpha import AlphaBounds as AlphaBounds
+from citrus.bounds.alpha import AlphaSettings as AlphaSettings
 from citrus.bounds.alpha import alpha as alpha
 from citrus.bounds.interval import Bounds as Bounds
 from citrus.bounds.interval import Box as Box
@@ -14,7 +14,6 @@ from citrus.bounds.margins import margin_loss as margin_loss
 from citrus.bounds.margins import margin_rows as margin_rows
 from citrus.bounds.margins import margins as margins
 from citrus.bounds.margins import wrong_labels as wrong_labels
-from citrus.bounds.slopes import AlphaSettings as AlphaSettings
 from citrus.bounds.substitution import Planes as Planes
 from citrus.bounds.substitution import adaptive_slopes as adaptive_slopes
 from citrus.bounds.substitution import lower_planes as lower_planes

@@ -7,6 +7,7 @@ Batched, and differentiable in the weights, the centre and the radius.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +33,14 @@ class Box:
     def upper(self) -> Tensor:
         return self.centre + self.radius
 
-    def detach(self) -> "Box":
-        return Box(self.centre.detach(), self.radius.detach())
+    @staticmethod
+    def between(lower: Tensor, upper: Tensor) -> "Box":
+        """The box with these ends. Where they cross by rounding it is a point."""
+        return Box((lower + upper) / 2, ((upper - lower) / 2).clamp(min=0))
+
+    def __getitem__(self, index: Any) -> "Box":
+        """The boxes of some images."""
+        return Box(self.centre[index], self.radius[index])
 
 
 @dataclass(frozen=True)

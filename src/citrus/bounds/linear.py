@@ -13,10 +13,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from citrus.bounds.chunks import MemoryLimit, in_chunks
-from citrus.bounds.interval import Bounds, Box, checked_radius, map_rows, through
+from citrus.bounds.chunks import in_chunks
+from citrus.bounds.interval import Bounds, Box, map_rows, through
 from citrus.bounds.refine import Problem, affine_path, refine
-from citrus.bounds.substitution import Planes, Rows, concretise, dot, footprint, relax_all, rows_of, substitute, whole
+from citrus.bounds.substitution import Planes, Rows, concretise, dot, footprint, rows_of, substitute, triangles, whole
 from citrus.errors import CitrusError
 from citrus.networks.operations import Graph, Linear, Relu
 from citrus.networks.precision import exact
@@ -54,6 +54,8 @@ class LinearBounds(Bounds):
     """Bounds and, if asked for, the planes behind `lower`: margin(centre + delta) >= <a, delta> + b."""
 
     lower_planes: Planes | None = None
+    slopes: tuple[Tensor, ...] = ()
+    """Of each ReLU (batch, rows, *neurons), where they were optimised: `lower_planes` gives the planes again."""
 
 
 @exact
@@ -69,15 +71,9 @@ def crown(
     `spec` is (batch, rows, classes); None means the class scores themselves. With `intersect` the planes may be weaker
     than `lower`, where the interval bound was better.
     """
-    problem = problem_of(graph, centre, radius, settings.memory)
+    problem = Problem.of(graph, centre, radius, settings.memory)
     boxes, output = _inner_boxes(problem, spec, settings)
     return _bound_rows(problem, spec, boxes, output, settings)
-
-
-def problem_of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int | None) -> Problem:
-    """Check what the user gave, and run the network at the centres."""
-    radius = checked_radius(graph, centre, radius).expand_as(centre)
-    return Problem(graph, centre, radius, tuple(graph.values(centre)), MemoryLimit.of(memory, centre.device))
 
 
 def _inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings) -> tuple[tuple[Box, ...], Box]:
@@ -94,8 +90,8 @@ def _inner_boxes(problem: Problem, spec: Tensor | None, settings: LinearSettings
             return tuple(boxes), map_rows(spec @ node.op.weight, values[i], spec @ node.op.bias)
         linear = isinstance(node.op, Relu) and settings.refines(len(boxes))
         if linear and affine_path(graph, i) is None:
-            relaxed = relax_all(graph, boxes, None, problem.at_centre)
-            values[i] = refine(problem, i, values[i], [relaxed], settings.intersect)
+            relaxed = [triangle.relax() for triangle in triangles(graph, boxes, problem.at_centre)]
+            values[i] = refine(problem, i, values[i], relaxed, settings.intersect)
         values.append(through(node.op, [values[j] for j in node.inputs], 1.0, boxes))
     return tuple(boxes), values[-1] if spec is None else map_rows(spec, values[-1])
 
@@ -106,11 +102,11 @@ def _bound_rows(
     """Bounds of the specification rows, given the boxes of the ReLUs and the interval bound `output` of the rows."""
     graph, centre = problem.graph, problem.centre
     wanted_rows = rows_of(spec, graph, centre)
-    relaxed = relax_all(graph, boxes, None, problem.at_centre)
+    relaxed = [triangle.relax() for triangle in triangles(graph, boxes, problem.at_centre)]
     signs = (1, -1) if settings.upper else (1,)
 
     def work(images: slice, rows: slice) -> tuple[Tensor, ...]:
-        part = [r.part(images, rows) for r in relaxed]
+        part = [r.of_images(images) for r in relaxed]
         wanted, scores = wanted_rows[images, rows], problem.at_centre[-1][images, None]
         results: list[Tensor] = []
         for sign in signs:
@@ -121,7 +117,7 @@ def _bound_rows(
                 results += [whole(over_input, graph.input_shape), b]
         return tuple(results)
 
-    row_bytes = 3 * footprint(graph, len(graph.nodes), (0, 0)) * centre.element_size()
+    row_bytes = 3 * footprint(graph, len(graph.nodes)) * centre.element_size()
     lower, *rest = in_chunks((len(centre), wanted_rows.shape[1]), row_bytes, problem.budget, work)
     planes = Planes(rest[0], rest[1]) if settings.planes else None
     upper = -rest[-1] if settings.upper else output.upper

@@ -4,7 +4,6 @@ A neuron of an early convolution looks at few pixels. Neurons are therefore take
 that their rows live on small windows all the way back to the input.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from citrus.bounds.chunks import MemoryLimit, in_chunks
-from citrus.bounds.interval import Box
+from citrus.bounds.interval import Box, checked_radius
 from citrus.bounds.substitution import Relaxation, Rows, concretise, footprint, substitute
 from citrus.networks.operations import Add, Affine, Conv, Corner, Graph, Linear, Relu
 
@@ -28,18 +27,11 @@ class Problem:
     at_centre: tuple[Tensor, ...]
     budget: MemoryLimit
 
-    def select(self, index: Tensor) -> "Problem":
-        """Some images, possibly repeated."""
-        at_centre = tuple(v[index] for v in self.at_centre)
-        return Problem(self.graph, self.centre[index], self.radius[index], at_centre, self.budget)
-
-    def detach(self) -> "Problem":
-        graph, at_centre = self.graph.map(Tensor.detach), tuple(v.detach() for v in self.at_centre)
-        return Problem(graph, self.centre.detach(), self.radius.detach(), at_centre, self.budget)
-
-
-def select_box(box: Box, index: Tensor) -> Box:
-    return Box(box.centre[index], box.radius[index])
+    @staticmethod
+    def of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int | None) -> "Problem":
+        """Check what the user gave, and run the network at the centres."""
+        radius = checked_radius(graph, centre, radius).expand_as(centre)
+        return Problem(graph, centre, radius, tuple(graph.values(centre)), MemoryLimit.of(memory, centre.device))
 
 
 def affine_path(graph: Graph, value: int) -> list[Affine] | None:
@@ -54,68 +46,63 @@ def affine_path(graph: Graph, value: int) -> list[Affine] | None:
     return path if sum(isinstance(op, Conv | Linear) for op in path) <= 1 else None
 
 
-def refine(problem: Problem, value: int, box: Box, sides: Sequence[list[Relaxation]], intersect: bool) -> Box:
-    """A tighter box for a value; `sides` are the relaxations of the ReLUs before it, for both bounds or for each."""
-    lower, upper = box.lower, box.upper
-    undecided = (lower < 0) & (upper > 0)
-    found = [_refine_tile(problem, value, undecided, tile, sides) for tile in _tiles(problem, value, undecided)]
-    found = [part for part in found if part is not None]
+def refine(problem: Problem, value: int, box: Box, relaxed: Sequence[Relaxation], intersect: bool) -> Box:
+    """A tighter box for a value, given the relaxations of the ReLUs before it."""
+    undecided = ((box.lower < 0) & (box.upper > 0)).flatten(1)
+    found = [_refine_tile(problem, value, undecided, tile, relaxed) for tile in _tiles(problem, value, undecided)]
     if not found:
         return box
     images, neurons, low, high = (torch.cat(parts) for parts in zip(*found, strict=True))
     place = (images, neurons)
     if intersect:
-        low = torch.maximum(low, lower.flatten(1)[place])
-        high = torch.minimum(high, upper.flatten(1)[place])
-    centre = box.centre.flatten(1).index_put(place, (low + high) / 2)
-    radius = box.radius.flatten(1).index_put(place, ((high - low) / 2).clamp(min=0))
-    return Box(centre.view_as(lower), radius.view_as(lower))
+        low = torch.maximum(low, box.lower.flatten(1)[place])
+        high = torch.minimum(high, box.upper.flatten(1)[place])
+    new = Box.between(low, high)
+    centre = box.centre.flatten(1).index_put(place, new.centre)
+    return Box(centre.view_as(box.centre), box.radius.flatten(1).index_put(place, new.radius).view_as(box.centre))
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A window of a map; for a vector the whole of it."""
+    """A window of a map, or the whole of a vector."""
 
     corner: Corner
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return (self.shape[1], self.shape[2]) if len(self.shape) == 3 else (0, 0)
+    neurons: Tensor
+    """The numbers of its neurons, in the shape of the window."""
 
 
 def _tiles(problem: Problem, value: int, undecided: Tensor) -> Iterator[_Tile]:
-    """Tiles as small as pays: a tile's work should be worth the dozen kernel calls it takes."""
+    """Tiles that hold undecided neurons, as small as pays: a tile should be worth the dozen kernel calls it takes."""
     shape = problem.graph.shape_of(value)
+    numbers = torch.arange(undecided.shape[1], device=undecided.device).view(shape)
     if len(shape) == 1:
-        yield _Tile((0, 0), shape)
-        return
-    _, height, width = shape
-    worth = 2**19 if undecided.device.type == "cpu" else 2**26
-    density = 2 * int(undecided.sum()) / (height * width)
-    side = 1
-    while side < max(height, width):
-        if density * side**2 * footprint(problem.graph, value, (side, side)) >= worth:
-            break
-        side *= 2
-    for top in range(0, height, side):
-        for left in range(0, width, side):
-            yield _Tile((top, left), (shape[0], min(side, height - top), min(side, width - left)))
+        tiles = [_Tile((0, 0), numbers)]
+    else:
+        _, height, width = shape
+        worth = 2**19 if undecided.device.type == "cpu" else 2**26
+        density = 2 * int(undecided.sum()) / (height * width)
+        side = 1
+        while side < max(height, width) and density * side**2 * footprint(problem.graph, value, (side, side)) < worth:
+            side *= 2
+        tiles = [
+            _Tile((top, left), numbers[:, top : top + side, left : left + side])
+            for top in range(0, height, side)
+            for left in range(0, width, side)
+        ]
+    some = undecided.any(0)
+    yield from (tile for tile in tiles if bool(some[tile.neurons].any()))
 
 
 def _refine_tile(
-    problem: Problem, value: int, undecided: Tensor, tile: _Tile, sides: Sequence[list[Relaxation]]
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    problem: Problem, value: int, undecided: Tensor, tile: _Tile, relaxed: Sequence[Relaxation]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(image, neuron, lower, upper) of the undecided neurons of a tile."""
-    graph = problem.graph
-    local = undecided
-    if len(tile.shape) == 3:
-        (top, left), (_, height, width) = tile.corner, tile.shape
-        local = undecided[..., top : top + height, left : left + width]
-    chosen, neurons = _chosen(local.flatten(1), tile, undecided.shape)
-    size = local[0].numel()
-    if chosen.shape[1] == 0:
-        return None
+    graph, size = problem.graph, tile.neurons.numel()
+    local = undecided[:, tile.neurons.flatten()]
+    order = torch.arange(size, device=local.device)
+    # Per image the undecided neurons by their place in the tile, filled up with `size`.
+    chosen = torch.where(local, order, size).sort(1).values[:, : int(local.sum(1).max())]
+    neurons = tile.neurons.flatten()[chosen.clamp(max=size - 1)]
 
     def work(images: slice, rows: slice) -> tuple[Tensor, ...]:
         which = chosen[images, rows]
@@ -124,41 +111,17 @@ def _refine_tile(
             empty = problem.centre.new_zeros(which.shape)
             return empty, empty
         start_value, start = _start(graph, value, which[:, :count], tile, problem.centre.dtype)
-        at_centre = problem.at_centre[value].flatten(1)[images].gather(1, neurons[images, rows][:, :count])
-        signs = [1, -1]
-        if len(sides) == 1:  # both bounds in one pass
-            start = Rows(torch.cat([start.values, -start.values], 1), start.corner)
-            at_centre = torch.cat([at_centre, -at_centre], 1)
-            signs = [1]
-        bounds = []
-        for sign, relaxed in zip(signs, sides, strict=True):
-            part = [r.part(images, slice(None)) for r in relaxed]
-            over_input, given = substitute(graph, start_value, Rows(sign * start.values, start.corner), part)
-            bounds.append(sign * at_centre + given - concretise(over_input, problem.radius[images]))
-        low, high = torch.cat(bounds, 1).split(count, 1)
+        z = problem.at_centre[value].flatten(1)[images].gather(1, neurons[images, rows][:, :count])
+        both = Rows(torch.cat([start.values, -start.values], 1), start.corner)
+        over_input, given = substitute(graph, start_value, both, [r.of_images(images) for r in relaxed])
+        bounds = torch.cat([z, -z], 1) + given - concretise(over_input, problem.radius[images])
         missing = (0, which.shape[1] - count)
-        return F.pad(low, missing), F.pad(-high, missing)
+        return F.pad(bounds[:, :count], missing), F.pad(-bounds[:, count:], missing)
 
-    row_bytes = 6 * footprint(graph, value, tile.size) * problem.centre.element_size()
+    row_bytes = 6 * footprint(graph, value, tuple(tile.neurons.shape[1:])) * problem.centre.element_size()
     low, high = in_chunks((chosen.shape[0], chosen.shape[1]), row_bytes, problem.budget, work)
     real = chosen < size
-    images = torch.arange(len(chosen), device=chosen.device)[:, None].expand_as(chosen)
-    return images[real], neurons[real], low[real], high[real]
-
-
-def _chosen(local: Tensor, tile: _Tile, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Per image the undecided neurons of a tile, filled up with `size`; and where they are in the whole value."""
-    size = local.shape[1]
-    order = torch.arange(size, device=local.device)
-    most = int(local.sum(1).max()) if len(local) else 0
-    chosen = torch.where(local, order, size).sort(1).values[:, :most]
-    inside = chosen.clamp(max=size - 1)
-    if len(tile.shape) == 1:
-        return chosen, inside
-    _, height, width = tile.shape
-    channel, pixel = inside // (height * width), inside % (height * width)
-    row, column = tile.corner[0] + pixel // width, tile.corner[1] + pixel % width
-    return chosen, (channel * shape[-2] + row) * shape[-1] + column
+    return real.nonzero()[:, 0], neurons[real], low[real], high[real]
 
 
 def _start(graph: Graph, value: int, which: Tensor, tile: _Tile, dtype: torch.dtype) -> tuple[int, Rows]:
@@ -166,7 +129,7 @@ def _start(graph: Graph, value: int, which: Tensor, tile: _Tile, dtype: torch.dt
     node = graph.nodes[value - 1]
     if isinstance(node.op, Linear):
         return node.inputs[0], Rows(F.pad(node.op.weight, (0, 0, 0, 1))[which])
-    size = math.prod(tile.shape)
+    size = tile.neurons.numel()
     zeros = torch.zeros(*which.shape, size + 1, dtype=dtype, device=which.device)
     one_hot = zeros.scatter_(2, which[..., None], 1.0)[..., :size]
-    return value, Rows(one_hot.reshape(*which.shape, *tile.shape), tile.corner)
+    return value, Rows(one_hot.reshape(*which.shape, *tile.neurons.shape), tile.corner)

@@ -7,9 +7,10 @@ This one function is the core of CROWN, of optimised slopes and of the joint ref
 ReLU, any slopes in [0, 1] give sound planes, and the result is differentiable in everything.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from citrus.bounds.interval import Box
 from citrus.errors import CitrusError
-from citrus.networks.operations import Add, Conv, Corner, Graph, Node, Relu, window
+from citrus.networks.operations import Add, Conv, Corner, Flatten, Graph, Operation, Relu, window
 from citrus.networks.precision import exact
 
 Slopes = Sequence[Tensor]
@@ -32,6 +33,10 @@ class Planes:
     """Slopes, (batch, rows, *input_shape)."""
     b: Tensor
     """Values at delta = 0, (batch, rows)."""
+
+    def __getitem__(self, index: Any) -> "Planes":
+        """The planes of some images."""
+        return Planes(self.a[index], self.b[index])
 
     def lower(self, radius: Tensor | float) -> Tensor:
         """The minimum over the box, b - <radius, |a|>: (batch, rows)."""
@@ -69,13 +74,17 @@ def training_planes(
     graph: Graph, centre: Tensor, spec: Tensor | None, boxes: Sequence[Box], slopes: Slopes | None = None
 ) -> Planes:
     """`lower_planes` in the precision that torch is set to: what training uses, where nothing is proved."""
-    check_slopes(boxes, slopes)
     at_centre = graph.values(centre)
     spec = rows_of(spec, graph, centre)
-    relaxed = relax_all(graph, boxes, slopes, at_centre)
+    around = triangles(graph, boxes, at_centre)
+    if slopes is None:
+        relaxed = [triangle.relax() for triangle in around]
+    else:
+        _check_slopes(boxes, slopes)
+        # Slopes outside [0, 1] would not be sound.
+        relaxed = [triangle.relax(slope.clamp(0, 1)) for triangle, slope in zip(around, slopes, strict=True)]
     rows, given = substitute(graph, len(graph.nodes), Rows(spec), relaxed)
-    b = dot(spec, at_centre[-1][:, None]) + given
-    return Planes(whole(rows, graph.input_shape), b)
+    return Planes(whole(rows, graph.input_shape), dot(spec, at_centre[-1][:, None]) + given)
 
 
 def rows_of(spec: Tensor | None, graph: Graph, centre: Tensor) -> Tensor:
@@ -85,10 +94,7 @@ def rows_of(spec: Tensor | None, graph: Graph, centre: Tensor) -> Tensor:
     return torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
 
 
-def check_slopes(boxes: Sequence[Box], slopes: Slopes | None) -> None:
-    """Refuse slopes that do not fit the boxes."""
-    if slopes is None:
-        return
+def _check_slopes(boxes: Sequence[Box], slopes: Slopes) -> None:
     if len(slopes) != len(boxes):
         raise CitrusError(f"The network has {len(boxes)} ReLU layers, but slopes were given for {len(slopes)}.")
     for i, (box, slope) in enumerate(zip(boxes, slopes, strict=True)):
@@ -112,61 +118,49 @@ class Relaxation(NamedTuple):
     more_loss: Tensor
     """(upper * z - upper * l - relu(z)) - loss."""
 
-    def part(self, images: slice, rows: slice) -> "Relaxation":
-        """The part for some images and some rows."""
-        return Relaxation(*(t[images][:, rows if t.shape[1] > 1 else slice(None)] for t in self))
+    def of_images(self, images: slice) -> "Relaxation":
+        return Relaxation(*(t[images] for t in self))
 
 
-def relax_all(
-    graph: Graph, boxes: Sequence[Box], slopes: Slopes | None, at_centre: Sequence[Tensor]
-) -> list[Relaxation]:
-    """Relaxations of the first len(boxes) ReLUs."""
-    places = graph.relu_inputs
-    return [relax(box, None if slopes is None else slopes[i], at_centre[places[i]]) for i, box in enumerate(boxes)]
-
-
-def relax(box: Box, slope: Tensor | None, z: Tensor) -> Relaxation:
-    """Both lines. Slopes outside [0, 1] would not be sound, so they are clamped."""
-    return triangle(box, z).with_slope(adaptive_slopes(box) if slope is None else slope.clamp(0, 1))
-
-
-@dataclass(frozen=True)
-class Triangle:
+class Triangle(NamedTuple):
     """What the relaxation of a layer of ReLUs needs besides the lower slopes; fields are (batch, 1, *neurons)."""
 
     decided: Tensor
-    exact: Tensor
-    """The slope of decided ReLUs: 1 if always on, else 0."""
+    lower: Tensor
+    """The adaptive slope: for a decided ReLU its own slope, 1 or 0."""
     upper: Tensor
     intercept: Tensor
     z: Tensor
     """The ReLU's argument at the centre."""
 
-    def with_slope(self, slope: Tensor) -> Relaxation:
-        if slope.dim() < self.z.dim():
-            slope = slope[:, None]
-        lower = torch.where(self.decided, self.exact, slope)
+    def relax(self, slope: Tensor | None = None) -> Relaxation:
+        """Both lines, the lower one with the given slope in [0, 1] where the ReLU is undecided, or the adaptive one."""
+        lower = self.lower
+        if slope is not None:
+            lower = torch.where(self.decided, lower, slope if slope.dim() == lower.dim() else slope[:, None])
         more = self.upper - lower
         return Relaxation(lower, more, lower * self.z - self.z.relu(), more * self.z + self.intercept)
 
 
-def triangle(box: Box, z: Tensor) -> Triangle:
-    """The triangle relaxation of ReLUs whose arguments lie in a box."""
-    return Triangle(*(t[:, None] for t in (*upper_line(box), z)))
+def triangles(graph: Graph, boxes: Sequence[Box], at_centre: Sequence[Tensor]) -> list[Triangle]:
+    """The triangles of the first len(boxes) ReLUs, given the boxes that enter them."""
+    found = []
+    for box, i in zip(boxes, graph.relu_inputs, strict=False):
+        decided, upper, intercept = upper_line(box)
+        fields = (decided, adaptive_slopes(box), upper, intercept, at_centre[i])
+        found.append(Triangle(*(t[:, None] for t in fields)))
+    return found
 
 
-def upper_line(box: Box) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Which ReLUs are decided and their slope then, and slope and intercept of the line above every ReLU.
+def upper_line(box: Box) -> tuple[Tensor, Tensor, Tensor]:
+    """Which ReLUs are decided, and slope and intercept of the line above every ReLU: of a decided one its own.
 
     A NaN box counts as undecided and spoils every row that touches it.
     """
     lower, upper = box.lower, box.upper
-    off = upper <= 0
-    on = (lower >= 0) & ~off
-    decided = on | off
-    exact = on.to(lower.dtype)
-    slope = torch.where(decided, exact, upper / torch.where(decided, 1.0, upper - lower))
-    return decided, exact, slope, torch.where(decided, 0.0, -lower * slope)
+    decided = (lower >= 0) | (upper <= 0)
+    slope = torch.where(decided, adaptive_slopes(box), upper / torch.where(decided, 1.0, upper - lower))
+    return decided, slope, torch.where(decided, 0.0, -lower * slope)
 
 
 def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxation]) -> tuple[Rows, Tensor]:
@@ -189,16 +183,14 @@ def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxati
 
 def walk_back(graph: Graph, value: int, start: Rows, at_relu: Callable[[Rows, int], Rows]) -> Rows:
     """Rows over the input from rows over a value; `at_relu` takes the rows over a ReLU's result and its place."""
+    places = {result: place for place, result in enumerate(graph.relu_results)}
     pending = {value: start}
-    place = sum(isinstance(node.op, Relu) for node in graph.nodes[:value])
     for i in range(value, 0, -1):
-        node = graph.nodes[i - 1]
-        place -= isinstance(node.op, Relu)
-        rows = pending.pop(i, None)
-        if rows is None:
+        if i not in pending:
             continue
+        node, rows = graph.nodes[i - 1], pending.pop(i)
         if isinstance(node.op, Relu):
-            rows = at_relu(rows, place)
+            rows = at_relu(rows, places[i])
         elif not isinstance(node.op, Add):
             sizes, shape = rows.values.shape[:2], graph.shape_of(node.inputs[0])
             flat, corner = node.op.transpose(rows.values.flatten(0, 1), shape, rows.corner)
@@ -248,27 +240,23 @@ def sum_rows(one: Rows, two: Rows) -> Rows:
     return Rows(parts[0] + parts[1], (top, left))
 
 
-def footprint(graph: Graph, value: int, size: tuple[int, int]) -> int:
-    """Numbers that one row over a window of `size` of a value holds on its way back, over all values."""
+def footprint(graph: Graph, value: int, size: tuple[int, ...] = ()) -> int:
+    """Numbers that one row over a window of `size` of a value holds on its way back; a vector has no size."""
     sizes = {value: size}
     total = 0
     for i in range(value, -1, -1):
         if i not in sizes:
             continue
-        shape = graph.shape_of(i)
-        here = tuple(min(a, b) for a, b in zip(sizes[i], shape[1:], strict=False))
-        total += shape[0] * (here[0] * here[1] if here else 1)
-        if i:
-            node = graph.nodes[i - 1]
-            for j in node.inputs:
-                before = _size_before(node, graph.shape_of(j), here)
-                sizes[j] = (max(before[0], sizes.get(j, (0, 0))[0]), max(before[1], sizes.get(j, (0, 0))[1]))
+        channels, *extent = graph.shape_of(i)
+        height_width = tuple(map(min, sizes[i], extent))
+        total += channels * math.prod(height_width)
+        for j in graph.nodes[i - 1].inputs if i else ():
+            before = _size_before(graph.nodes[i - 1].op, graph.shape_of(j), height_width)
+            sizes[j] = tuple(map(max, before, sizes.get(j, before)))
     return total
 
 
-def _size_before(node: Node, shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, int]:
-    if isinstance(node.op, Conv):
-        return node.op.reach((size[0], size[1]))
-    if len(shape) == 3 and len(size) < 2:  # a vector that was a map
-        return shape[1], shape[2]
-    return (size[0], size[1]) if len(size) == 2 else (0, 0)
+def _size_before(op: Operation, shape: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(op, Conv):
+        return op.reach((size[0], size[1]))
+    return shape[1:] if isinstance(op, Flatten) else size

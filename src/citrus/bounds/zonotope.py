@@ -36,7 +36,7 @@ class ParallelLines:
     @staticmethod
     def around(box: Box) -> "ParallelLines":
         """The lines for arguments in a box. A NaN counts as undecided and spoils what it touches."""
-        _, _, slope, intercept = upper_line(box)
+        _, slope, intercept = upper_line(box)
         return ParallelLines(slope, intercept / 2)
 
 

@@ -10,7 +10,7 @@ count for each group (together.py).
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from citrus.bounds.chunks import memory_ran_out
 from citrus.certify.alone import Block, Singles, prove_alone
-from citrus.certify.groups import form_groups
+from citrus.certify.refine.rounds import OpenGroup
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
-from citrus.certify.settings import CertifySettings, Question
-from citrus.certify.together import GroupProof, prove_together
-from citrus.certify.verifiers import pick
-from citrus.errors import CitrusError
+from citrus.certify.settings import CertifySettings, Grouping, Question, pick_verifier
+from citrus.certify.together import prove_together
+from citrus.errors import CitrusError, SoundnessError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
 from citrus.networks.precision import true_float32
@@ -42,7 +41,8 @@ class BlockProof:
 
     rows: tuple[GroupResult, ...]
     singles: Singles | None = None  # None if the block ended in an error
-    groups: tuple[GroupProof, ...] = ()
+    work: dict[int, OpenGroup] = field(default_factory=dict)
+    """Search and refinement of the groups that single-image proofs leave open, by their place in the block."""
 
 
 def certify(
@@ -60,6 +60,16 @@ def certify(
     return cascade.result(row for block in cascade.blocks() for row in block.rows)
 
 
+def form_groups(grouping: Grouping, size: int, correct: Tensor, alone: Tensor) -> list[Tensor]:
+    """Groups as index tensors into the images; together they hold each kept image once. The last may be smaller.
+
+    `correct` (n,) says which images are classified right, `alone` (n,) which are to stand apart from the others.
+    """
+    kept = torch.ones_like(correct) if grouping == "dataset" else correct
+    parts = [(kept & ~alone).nonzero().flatten(), (kept & alone).nonzero().flatten()]
+    return [group for part in parts if len(part) for group in part.split(size)]
+
+
 class Cascade:
     """One certification, block by block: `certify` runs all of it, `certify_into` keeps each block on disk."""
 
@@ -72,7 +82,7 @@ class Cascade:
         _check_weights(plain)
         weights = next((v for node in plain.nodes for v in vars(node.op).values() if isinstance(v, Tensor)), images)
         self.images, self.labels = images.to(weights.dtype), labels
-        verifier = pick(settings.verifier, settings.intermediate, plain)
+        verifier = pick_verifier(settings.verifier, settings.intermediate, plain)
         self.question = Question(plain, parse_eps(eps), settings, verifier)
 
     @cached_property
@@ -84,13 +94,13 @@ class Cascade:
     @cached_property
     def groups(self) -> list[Tensor]:
         """The groups, as places in the data set. `adaptive` first asks which images are proved alone."""
-        settings, alone = self.question.settings, None
+        settings, correct = self.question.settings, self.scores.argmax(1) == self.labels
+        alone = torch.zeros_like(correct)
         if settings.grouping == "adaptive":
             with true_float32(), torch.no_grad():
-                parts = torch.arange(len(self.images), device=self.images.device).split(self.block_size)
-                proved = [~prove_alone(self.question, self._block([(0, part)], part)).open.any(1) for part in parts]
-                alone = torch.cat(proved)
-        return form_groups(settings.grouping, settings.group_size, self.scores.argmax(1) == self.labels, alone)
+                for part in torch.arange(len(correct), device=correct.device).split(self.block_size):
+                    alone[part] = ~prove_alone(self.question, self._block([(0, part)])).open.any(1)
+        return form_groups(settings.grouping, settings.group_size, correct, alone)
 
     @property
     def block_size(self) -> int:
@@ -129,10 +139,9 @@ class Cascade:
             stage_seconds=question.seconds,
         )
 
-    def _block(self, groups: list[Numbered], owner: Tensor | None = None) -> Block:
+    def _block(self, groups: list[Numbered]) -> Block:
         index = torch.cat([where for _, where in groups])
-        if owner is None:
-            owner = torch.cat([torch.full_like(where, k) for k, (_, where) in enumerate(groups)])
+        owner = torch.cat([torch.full_like(where, k) for k, (_, where) in enumerate(groups)])
         return Block(index, self.images[index], self.labels[index], self.scores[index], owner)
 
     def _prove(self, groups: list[Numbered]) -> BlockProof:
@@ -140,37 +149,47 @@ class Cascade:
         started, block = time.perf_counter(), self._block(groups)
         try:
             singles = prove_alone(self.question, block)
-            proofs = prove_together(self.question, singles)
+            attacked, work = prove_together(self.question, singles)
         except (RuntimeError, MemoryError) as error:
             if not memory_ran_out(error):
                 raise
-            return self._failed(groups, f"out of memory: {error}")
+            return self._failed(groups, block, f"out of memory: {error}")
         elapsed = time.perf_counter() - started
-        shared = (elapsed - sum(proof.seconds for proof in proofs)) / len(groups)
-        rows = []
-        for k, ((number, where), proof) in enumerate(zip(groups, proofs, strict=True)):
-            mine = block.owner == k
-            stages = singles.stage_counts(mine) | proof.stages
-            row = GroupResult(
-                group=number,
-                index=tuple(where.tolist()),
-                correct=int(block.correct[mine].sum()),
-                certified=proof.certified,
-                attacked=proof.attacked,
-                verdict=verdict_of(len(where), proof.certified, proof.attacked, proof.timed_out),
-                stages={name: count for name, count in stages.items() if count},
-                seconds=round(shared + proof.seconds, 3),
-            )
-            rows.append(row)
-        return BlockProof(tuple(rows), singles, tuple(proofs))
+        shared = (elapsed - sum(group.clock.spent for group in work.values())) / len(groups)
+        rows = [_row(*groups[k], singles, k, attacked[k], work.get(k), shared) for k in range(len(groups))]
+        return BlockProof(tuple(rows), singles, work)
 
-    def _failed(self, groups: list[Numbered], note: str) -> BlockProof:
+    def _failed(self, groups: list[Numbered], block: Block, note: str) -> BlockProof:
         """Nothing is proved, and nothing is known against the images that are classified right."""
         rows = []
-        for number, where in groups:
-            right = int((self.scores[where].argmax(1) == self.labels[where]).sum())
+        for k, (number, where) in enumerate(groups):
+            right = int(block.correct[block.owner == k].sum())
             rows.append(GroupResult(number, tuple(where.tolist()), right, 0, right, Verdict.ERROR, note=note))
         return BlockProof(tuple(rows))
+
+
+def _row(
+    number: int, where: Tensor, singles: Singles, k: int, attacked: int, work: OpenGroup | None, shared: float
+) -> GroupResult:
+    """The row of the k-th group of a block, which took `shared` seconds of what all groups needed."""
+    mine = singles.owner == k
+    stages = singles.stage_counts(mine)
+    if work is not None:
+        stages |= {"search": work.first, "joint": work.result.survivors - work.first}
+    certified, index = sum(stages.values()), tuple(where.tolist())
+    if certified > attacked:
+        text = f"is certified for {certified} of them, but an attack leaves only {attacked}"
+        raise SoundnessError(f"The group of images {list(index)} {text}.")
+    return GroupResult(
+        group=number,
+        index=index,
+        correct=int(singles.correct[mine].sum()),
+        certified=certified,
+        attacked=attacked,
+        verdict=verdict_of(len(index), certified, attacked, work is not None and work.timed_out),
+        stages={name: count for name, count in stages.items() if count},
+        seconds=round(shared + (work.clock.spent if work else 0.0), 3),
+    )
 
 
 def _check_weights(plain: Graph) -> None:

@@ -38,7 +38,7 @@ class Clock:
 
 
 class SharedTime:
-    """The groups whose sets are worked on in one batch: who pays for a step, and who has to stop.
+    """The groups whose sets are worked on in one batch from now on: who pays for a step, and who has to stop.
 
     The sets of `allied` groups are of use only if all of them are proved: once one is given up, its group stops.
     """
@@ -46,11 +46,7 @@ class SharedTime:
     def __init__(self, clocks: Sequence[Clock], allied: bool = False) -> None:
         self.clocks, self.allied = clocks, allied
         self.lost: set[int] = set()
-        self.since = self.clocks[0].now()
-
-    def start(self) -> None:
-        """Nobody is charged for what happened so far."""
-        self.since = self.clocks[0].now()
+        self.since = clocks[0].now()
 
     def charge(self, groups: Tensor) -> None:
         """Divide the time since the last call among members, given the group of each."""

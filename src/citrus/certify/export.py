@@ -1,19 +1,17 @@
 """From what the cascade found to certificates: the only place where the prover meets the checker's classes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from citrus.bounds import Planes
 from citrus.certify.alone import Singles
 from citrus.certify.cascade import BlockProof
+from citrus.certify.refine.rounds import OpenGroup
 from citrus.certify.refine.sets import JointResult, Subset
-from citrus.certify.result import ALONE
-from citrus.certify.search.planes import Conflict
+from citrus.certify.result import ALONE, GroupResult
 from citrus.certify.settings import Question
-from citrus.certify.together import GroupProof
 from citrus.checker.certificate import certificate_path as certificate_path
 from citrus.checker.certificate import fingerprint as fingerprint
 from citrus.checker.certificate import write_certificates
@@ -31,46 +29,42 @@ def certificates_of(question: Question, block: BlockProof) -> list[Certificate]:
     """The proofs of each group of a block; none for a block that ended in an error."""
     if block.singles is None:
         return []
-    groups = zip(block.rows, block.groups, strict=True)
-    return [_GroupExport(question, block.singles, k).certificate(row.group, p) for k, (row, p) in enumerate(groups)]
+    export = _BlockExport(question, block.singles)
+    return [export.certificate(k, row, block.work.get(k)) for k, row in enumerate(block.rows)]
 
 
-class _GroupExport:
-    """One group of a block. A certificate names images by their place in the group, and each plane is made once."""
+class _BlockExport:
+    """The groups of a block. A certificate names images by their place in the group, and each plane is made once."""
 
-    def __init__(self, question: Question, singles: Singles, number: int) -> None:
+    def __init__(self, question: Question, singles: Singles) -> None:
         self.question, self.singles = question, singles
-        self.mine = singles.block.owner == number
-        self.members = self.mine.nonzero().flatten().tolist()
-        self.home = {image: i for i, image in enumerate(self.members)}  # place in the block -> place in the group
-        self.place = {image: p for image, p in singles.place.items() if image in self.home}
-        places = list(self.place.values())
-        self.crown: dict[int, list[float]] = {}  # CROWN's bounds of each live image
-        if places:
-            planes = Planes(singles.planes[0].a[places], singles.planes[0].b[places])
-            self.crown = dict(zip(self.place, planes.lower(question.eps).tolist(), strict=True))
+        self.place = singles.place
+        self.home: dict[int, int] = {}  # place in the block -> place in the group
+        # Rows that CROWN's planes prove: (live image, row).
+        self.by_crown = [planes.lower(question.eps) > 0 for planes in singles.planes[:1]]
         self.made: dict[tuple[int, int, int], PlaneSource] = {}
 
-    def certificate(self, number: int, proof: GroupProof) -> Certificate:
-        rows = range(self.singles.wrong.shape[1])
-        proofs = [alone for image in self.members for r in rows if (alone := self._alone(image, r)) is not None]
-        parts: list[tuple[int, ...]] = [(i,) for image, i in self.home.items() if image not in proof.hard]
-        if proof.work is not None:
-            hard = [self.home[image] for image in proof.hard]
-            parts += [tuple(hard[i] for i in part) for part in proof.work.result.parts]
-            proofs += self._conflicts(proof.hard, proof.work.result.conflicts)
-            proofs += [self._joint(result) for result in proof.work.proofs]
-        block, mine = self.singles.block, self.mine
+    def certificate(self, k: int, row: GroupResult, work: OpenGroup | None) -> Certificate:
+        singles, mine = self.singles, self.singles.owner == k
+        members = mine.nonzero().flatten().tolist()
+        self.home |= {image: i for i, image in enumerate(members)}
+        proofs = [proof for image in members for proof in self._alone(image)]
+        hard: list[int] = []
+        parts: list[tuple[int, ...]] = []
+        if work is not None:
+            hard = [int(singles.live[place]) for place in work.places]
+            parts = [tuple(self.home[hard[i]] for i in part) for part in work.result.parts]
+            proofs += [*self._conflicts(hard, work), *map(self._joint, work.proofs)]
         return Certificate(
-            number=number,
-            index=block.index[mine].cpu(),
-            images=block.images[mine].cpu(),
-            labels=block.labels[mine].cpu(),
+            number=row.group,
+            index=singles.index[mine].cpu(),
+            images=singles.images[mine].cpu(),
+            labels=singles.labels[mine].cpu(),
             eps=self.question.eps,
             intermediate=self.question.verifier.linear.intermediate,
             proofs=tuple(proofs),
-            survivors=proof.certified,
-            parts=tuple(parts),
+            survivors=row.certified,
+            parts=(*((self.home[image],) for image in members if image not in hard), *parts),
         )
 
     def _source(self, image: int, row: int, kind: int) -> PlaneSource:
@@ -81,23 +75,25 @@ class _GroupExport:
             self.made[key] = PlaneSource(self.home[image], int(self.singles.wrong[image, row]), slopes)
         return self.made[key]
 
-    def _alone(self, image: int, row: int) -> Proof | None:
-        """The proof of one label by itself, if there is one."""
-        singles, stage = self.singles, int(self.singles.stage[image, row])
-        if stage < 0 or not bool(singles.block.correct[image]):
-            return None
-        choices = ((self.home[image], int(singles.wrong[image, row])),)
-        if stage == ALONE.index("alpha"):
-            return Proof(choices, (self._source(image, row, 1),), (1.0,))
-        if image in self.crown and self.crown[image][row] > 0:
-            return Proof(choices, (self._source(image, row, 0),), (1.0,))
-        return Proof(choices)
+    def _alone(self, image: int) -> Iterator[Proof]:
+        """The proofs of labels by themselves."""
+        if not bool(self.singles.correct[image]):
+            return
+        labels, stages = self.singles.wrong[image].tolist(), self.singles.stage[image].tolist()
+        for row, (label, stage) in enumerate(zip(labels, stages, strict=True)):
+            choices = ((self.home[image], label),)
+            if stage == ALONE.index("alpha"):
+                yield Proof(choices, (self._source(image, row, 1),), (1.0,))
+            elif stage >= 0 and image in self.place and bool(self.by_crown[0][self.place[image], row]):
+                yield Proof(choices, (self._source(image, row, 0),), (1.0,))
+            elif stage >= 0:
+                yield Proof(choices)
 
-    def _conflicts(self, hard: Sequence[int], conflicts: Iterable[Conflict]) -> Iterator[Proof]:
+    def _conflicts(self, hard: list[int], work: OpenGroup) -> Iterator[Proof]:
         """What the search proved with the planes of a group; cuts come with the joint proofs."""
         undecided, kinds = self.singles.open, len(self.singles.planes)
         rows = [(image, row) for image in hard for row in undecided[image].nonzero().flatten().tolist()]
-        for conflict in conflicts:
+        for conflict in work.result.conflicts:
             if conflict.planes:
                 planes = tuple(self._source(*rows[p // kinds], p % kinds) for p in conflict.planes)
                 choices = tuple((self.home[hard[i]], j) for i, j in conflict.choices)

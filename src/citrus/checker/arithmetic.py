@@ -66,17 +66,6 @@ def product(op: Affine, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.reshape(-1, *shape)
 
 
-def transposed(op: Affine, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """P W for rows P (n, ...), as (n, *shape)."""
-    if isinstance(op, Conv):
-        return fold_columns(op, _columns(op, rows), shape)
-    if isinstance(op, Linear):
-        rows = rows @ op.weight
-    elif isinstance(op, Scale):
-        rows = rows * op.weight
-    return rows.reshape(-1, *shape)
-
-
 def cut(whole: Tensor, corner: Corner, like: Tensor) -> Tensor:
     """The pixels of a map (..., height, width) under a window of the size of `like` at `corner`."""
     (top, left), (height, width) = corner, like.shape[-2:]
@@ -95,29 +84,33 @@ def pixels_read(op: Conv, size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def transposed_window(op: Conv | Scale, rows: Tensor, corner: Corner, shape: tuple[int, ...]) -> tuple[Tensor, Corner]:
-    """P W for rows P that are zero outside a window of a map: rows over the window that is read, and its corner."""
+def transposed(
+    op: Affine, rows: Tensor, shape: tuple[int, ...], corner: Corner | None = None
+) -> tuple[Tensor, Corner | None]:
+    """P W for rows P (n, ...) over the result of an operation, as rows over its argument, which has this shape.
+
+    Rows that are zero outside a window of a map, whose corner is given, become rows over the window that it reads.
+    """
+    if isinstance(op, Linear):
+        return rows @ op.weight, None
+    if isinstance(op, Flatten):
+        return rows.reshape(-1, *shape), None
     if isinstance(op, Scale):
-        return rows * cut(op.weight.expand(shape), corner, rows), corner
+        weight = op.weight.expand(shape)
+        return rows * (weight if corner is None else cut(weight, corner, rows)), corner
+    weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
+    columns = (weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)).flatten(1, 2)
+    kernel = op.weight.shape[2:]
+    if corner is None:
+        return F.fold(columns, shape[1:], kernel, op.dilation, op.padding, op.stride), None
     read = pixels_read(op, (rows.shape[2], rows.shape[3]))
-    values = F.fold(_columns(op, rows).flatten(1, 2), read, op.weight.shape[2:], op.dilation, 0, op.stride)
+    values = F.fold(columns, read, kernel, op.dilation, 0, op.stride)
     start = [step * first - pad for step, first, pad in zip(op.stride, corner, op.padding, strict=True)]
     inside = [(max(0, -s), min(n, most - s)) for s, n, most in zip(start, read, shape[1:], strict=True)]
     if any(end <= begin for begin, end in inside):  # nothing but padding is read
         return rows.new_zeros(len(rows), shape[0], 1, 1), (0, 0)
     (top, bottom), (left, right) = inside
     return values[..., top:bottom, left:right], (start[0] + top, start[1] + left)
-
-
-def _columns(op: Conv, rows: Tensor) -> Tensor:
-    """Rows over a convolution's result as rows over its unfolded argument: (n, group, channel x kernel, pixel)."""
-    weight = op.weight.reshape(op.groups, len(op.weight) // op.groups, -1)
-    return weight.mT @ rows.reshape(len(rows), op.groups, weight.shape[1], -1)
-
-
-def fold_columns(op: Conv, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Sum columns (n, group, channel x kernel, pixel) into the pixels they came from."""
-    return F.fold(columns.flatten(1, 2), shape[1:], op.weight.shape[2:], op.dilation, op.padding, op.stride)
 
 
 def bias_of(op: Affine, shape: tuple[int, ...]) -> Tensor:
@@ -146,10 +139,10 @@ class LinearForms:
     corner: Corner | None = field(default=None, kw_only=True)  # of the window outside of which values are zero
 
     @staticmethod
-    def of(values: Tensor, offset: Tensor | None = None, corner: Corner | None = None) -> "LinearForms":
-        """Without an error."""
+    def of(values: Tensor, corner: Corner | None = None) -> "LinearForms":
+        """Without an offset or an error."""
         zero = values.new_zeros(len(values))
-        return LinearForms(values, zero if offset is None else offset, zero, corner=corner)
+        return LinearForms(values, zero, zero, corner=corner)
 
     @staticmethod
     def joined(parts: list["LinearForms"]) -> "LinearForms":
@@ -171,10 +164,10 @@ class LinearForms:
 
 @dataclass(frozen=True)
 class ReluLines:
-    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height. Of one box or, by rows, of several."""
+    """Lines around relu on [l, u]: lower z <= relu(z) <= upper z + height."""
 
     undecided: Tensor
-    lower: Tensor
+    lower: Tensor  # of the box, or with slopes of its own for each row
     upper: Tensor
     height: Tensor
 

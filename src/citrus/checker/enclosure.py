@@ -26,18 +26,17 @@ from torch import Tensor
 from citrus.checker.arithmetic import (
     TINY,
     UNIT,
+    Corner,
     LinearForms,
     Network,
     ReluLines,
     bias_of,
     columns_of,
-    fold_columns,
     gamma,
     pixels_read,
     product,
     terms_of,
     transposed,
-    transposed_window,
 )
 from citrus.networks.operations import Add, Affine, Conv, Linear, Relu, Scale
 
@@ -111,33 +110,28 @@ class Enclosure:
     def _refine(self, value: int) -> None:
         """Bound each undecided neuron of a value from both sides by substitution, and keep the better of both boxes."""
         low, high = self.lower[value].flatten().clone(), self.upper[value].flatten().clone()
-        for start, rows, which in self._undecided(value, (low < 0) & (high > 0)):
-            both = LinearForms.of(
-                torch.cat([rows.values, -rows.values]), torch.cat([rows.offset, -rows.offset]), rows.corner
-            )
-            below, above = self.least(self.substitute(start, both), 0).chunk(2)
+        for which, unit, corner in self._units(value, (low < 0) & (high > 0)):
+            both = LinearForms.of(torch.cat([unit, -unit]), corner)
+            below, above = self.least(self.substitute(value, both), 0).chunk(2)
             low[which] = torch.maximum(low[which], below)
             high[which] = torch.minimum(high[which], -above)
         self.lower[value], self.upper[value] = low.view_as(self.lower[value]), high.view_as(self.upper[value])
 
-    def _undecided(self, value: int, undecided: Tensor) -> Iterator[tuple[int, LinearForms, Tensor]]:
-        """Neurons as rows over an earlier value or over itself, chunk by chunk: (that value, rows, which neurons).
+    def _units(self, value: int, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor, Corner | None]]:
+        """The chosen neurons (neuron,) of a value, chunk by chunk: their numbers, and rows that are 1 at one of them.
 
         Where only convolutions lead to a map, tile by tile: a neuron there sees few pixels, and its rows no others.
         """
-        numbers = torch.arange(undecided.numel()).view(self.network.shapes[value])
+        numbers = torch.arange(len(chosen)).view(self.network.shapes[value])
         largest = self.row_of_a_tile(value)
-        if largest is None:
-            some = undecided.nonzero()[:, 0]
-            for which in some.split(max(1, CHUNK // (2 * self.network.widest))) if len(some) else ():
-                start, values, offset = self._one_neuron_each(value, which)
-                yield start, LinearForms.of(values, offset), which
-            return
-        for top, left in pairs(*(range(0, n, self.tile) for n in numbers.shape[1:])):
-            tile = numbers[:, top : top + self.tile, left : left + self.tile]
-            some = tile[undecided[tile]]
-            for which in some.split(max(1, CHUNK // (2 * largest))) if len(some) else ():
-                yield value, LinearForms.of((tile == which.view(-1, 1, 1, 1)).double(), corner=(top, left)), which
+        tiles: list[tuple[Corner | None, Tensor]] = [(None, numbers)]
+        if largest is not None:
+            side, starts = self.tile, [range(0, pixels, self.tile) for pixels in numbers.shape[1:]]
+            tiles = [((top, left), numbers[:, top : top + side, left : left + side]) for top, left in pairs(*starts)]
+        for corner, tile in tiles:
+            some = tile[chosen[tile]]
+            for which in some.split(max(1, CHUNK // (2 * (largest or self.network.widest)))) if len(some) else ():
+                yield which, _unit_rows(tile, which), corner
 
     def row_of_a_tile(self, value: int) -> int | None:
         """Numbers in the largest tensor that a row over a tile needs on its way back; None: tiles do not help."""
@@ -152,23 +146,6 @@ class Enclosure:
                 read, shape = pixels_read(node.op, (height, width)), self.network.shapes[value]
                 height, width = min(read[0], shape[1]), min(read[1], shape[2])
         return largest or None
-
-    def _one_neuron_each(self, value: int, which: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Neurons of a value as rows over what the layer before it reads, which is exact, or else over the value."""
-        node, shape = self.network.nodes[value - 1], self.network.shapes[value]
-        rows = torch.arange(len(which))
-        if not isinstance(node.op, Conv | Linear):
-            values = self.image.new_zeros(len(which), prod(shape))
-            values[rows, which] = 1.0
-            return value, values.view(-1, *shape), self.image.new_zeros(len(which))
-        bias, before = bias_of(node.op, shape).flatten()[which], node.inputs[0]
-        if isinstance(node.op, Linear):
-            return before, node.op.weight[which], bias
-        pixels = prod(shape[1:])
-        channel, kernels = which // pixels, node.op.weight.flatten(1)
-        columns = self.image.new_zeros(len(which), node.op.groups, kernels.shape[1], pixels)
-        columns[rows, channel // (len(kernels) // node.op.groups), :, which % pixels] = kernels[channel]
-        return before, fold_columns(node.op, columns, self.network.shapes[before]), bias
 
     def substitute(self, value: int, rows: LinearForms, lines: Mapping[int, ReluLines] | None = None) -> LinearForms:
         """Carry lower bounds over a value back to lower bounds over the input; `lines` replace the own ones."""
@@ -196,15 +173,9 @@ class Enclosure:
             around = self.lines[k] if lines is None else lines[k]
             lower, upper, height = (rows.seen(t) for t in (around.lower, around.upper, around.height))
             values = rows.values * torch.where(rows.values >= 0, lower, upper)
-            falling, height = flat.clamp(max=0), height.reshape(-1, flat.shape[1])
-            heights = falling @ height[0] if len(height) == 1 else (falling * height).sum(1)
-            return rows.adding(values, heights, error, rows.corner)
-        shape, corner = self.network.shapes[self.network.nodes[k].inputs[0]], rows.corner
-        if corner is None:
-            values = transposed(op, rows.values, shape)
-        else:
-            assert isinstance(op, Conv | Scale)
-            values, corner = transposed_window(op, rows.values, corner, shape)
+            return rows.adding(values, flat.clamp(max=0) @ height.flatten(), error, rows.corner)
+        shape = self.network.shapes[self.network.nodes[k].inputs[0]]
+        values, corner = transposed(op, rows.values, shape, rows.corner)
         bias = rows.seen(bias_of(op, self.network.shapes[k + 1]))
         return rows.adding(values, flat @ bias.flatten(), error, corner)
 
@@ -238,13 +209,12 @@ class Enclosure:
         """Planes of margins over the perturbation: margin_j(delta) >= values . delta + offset - error.
 
         `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones. Given slopes,
-        `last` may hold a box of the last ReLUs for each plane, (row, neuron) each: the plane then holds at those delta
-        at which their inputs are inside it.
+        `last` may hold a box of the last ReLUs, (neuron,) each: the planes then hold at those delta at which the inputs
+        of these ReLUs are inside it.
         """
         parts = []
         for which in torch.arange(len(wrong)).split(max(1, CHUNK // self.network.widest)):
-            box = None if last is None else (last[0][which], last[1][which])
-            lines = None if slopes is None else self._lines(slopes[which], box)
+            lines = None if slopes is None else self._lines(slopes[which], last)
             rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), lines)
             parts.append(self._over_delta(rows))
         return LinearForms.joined(parts)
@@ -252,10 +222,12 @@ class Enclosure:
     def neuron_planes(self, which: Tensor) -> LinearForms:
         """Planes over the perturbation of inputs z of the last ReLUs: first under each z, then under each -z."""
         value, parts = self.network.nodes[self.network.relus[-1]].inputs[0], []
-        for some in which.split(max(1, CHUNK // self.network.widest)):
-            start, values, offset = self._one_neuron_each(value, some)
-            parts += [self._over_delta(self.substitute(start, LinearForms.of(s * values, s * offset))) for s in (1, -1)]
-        return LinearForms.joined([*parts[::2], *parts[1::2]])
+        numbers = torch.arange(prod(self.network.shapes[value])).view(self.network.shapes[value])
+        for sign in (1, -1):
+            for some in which.split(max(1, CHUNK // self.network.widest)):
+                rows = LinearForms.of(sign * _unit_rows(numbers, some))
+                parts.append(self._over_delta(self.substitute(value, rows)))
+        return LinearForms.joined(parts)
 
     def _lines(self, slopes: Tensor, last: Ends | None) -> dict[int, ReluLines]:
         """Lines of every ReLU for each row of slopes.
@@ -267,7 +239,7 @@ class Enclosure:
         for k, given in self.network.split(slopes).items():
             own = self.lines[k]
             if last is not None and k == self.network.relus[-1]:
-                own = ReluLines.around(last[0].view_as(given), last[1].view_as(given))
+                own = ReluLines.around(last[0].view_as(own.upper), last[1].view_as(own.upper))
             lines[k] = replace(own, lower=torch.where(own.undecided, given, own.lower))
         return lines
 
@@ -275,6 +247,11 @@ class Enclosure:
         """From rows over the input to rows over delta = input - image, flat."""
         flat, centre = rows.values.flatten(1), self.image.flatten()
         return rows.adding(flat, flat @ centre, gamma(flat.shape[1]) * (flat.abs() @ centre.abs()))
+
+
+def _unit_rows(numbers: Tensor, which: Tensor) -> Tensor:
+    """A row for each neuron of `which`, 1 where its number is and 0 elsewhere: (neuron, *shape)."""
+    return (numbers == which.view(-1, *(1 for _ in numbers.shape))).double()
 
 
 def _below(x: Tensor) -> Tensor:

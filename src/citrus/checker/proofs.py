@@ -129,25 +129,22 @@ class Evaluator:
         if len(self.labels) != len(images) or any(not 0 <= y < self.classes for y in self.labels):
             raise CitrusError(f"Each image needs a label in 0..{self.classes - 1}, got {self.labels}.")
         self.margins: dict[Choice, float] = {}  # lower bounds by intervals
-        self.planes: dict[PlaneSource, LinearForms | None] = {}  # one row each; None where slopes are of no use
+        self.planes: dict[PlaneSource, LinearForms] = {}  # one row each
         self.kept: dict[int, tuple[Enclosure, UndecidedNeurons]] = {}  # by image, for proofs by contradiction
 
     def values(self, proofs: Sequence[Proof]) -> list[Value]:
         """The value of each proof, in their order."""
-        sound = [proof for proof in proofs if self._well_formed(proof)]
-        found = {proof: self._by_contradiction(proof) for proof in sound if proof.rounds}
-        rows: dict[int, dict[PlaneSource, None]] = defaultdict(dict)  # by image, each once
-        claims: dict[int, list[int]] = defaultdict(list)  # wrong labels by image
-        for proof in (proof for proof in sound if not proof.rounds):
-            if not proof.rows and proof.choices[0] not in self.margins:
-                claims[proof.choices[0][0]].append(proof.choices[0][1])
-            for row in proof.rows:
-                if row not in self.planes:
-                    rows[row.image][row] = None
-        for image in sorted({*rows, *claims}):
-            self._enclose(image, list(rows[image]), claims[image])
-        found |= {proof: self._value(proof) for proof in sound if not proof.rounds}
+        useless = {row for row in dict.fromkeys(row for p in proofs for row in p.sources) if not self._usable(row)}
+        sound = [p for p in proofs if self._well_formed(p) and useless.isdisjoint(p.sources)]
+        self._enclose([proof for proof in sound if not proof.rounds])
+        found = {proof: self._by_contradiction(proof) if proof.rounds else self._value(proof) for proof in sound}
         return [found.get(proof, INVALID) for proof in proofs]
+
+    def _usable(self, source: PlaneSource) -> bool:
+        """Adaptive slopes, or as many as there are ReLUs, all in [0, 1]."""
+        slopes = source.exact_slopes
+        whole = slopes.shape == (self.network.neurons,) and bool(((slopes >= 0) & (slopes <= 1)).all())  # no NaN
+        return source.slopes is None or whole
 
     def _well_formed(self, proof: Proof) -> bool:
         """Choices exist and are wrong labels; planes belong to choices and have weights >= 0; intervals prove one."""
@@ -158,40 +155,44 @@ class Evaluator:
             return len(proof.choices) == 1 and not proof.lambdas and not proof.rounds
         named = all((row.image, row.label) in proof.choices for row in proof.sources)
         weighted = len(proof.lambdas) == len(proof.rows) and all(0 <= x < float("inf") for x in proof.lambdas)
-        return named and weighted and (not proof.rounds or self._well_assumed(proof))
+        sloped = not proof.rounds or all(row.slopes is not None for row in proof.sources)
+        return named and weighted and sloped and all(map(self._well_assumed, proof.rounds))
 
-    def _well_assumed(self, proof: Proof) -> bool:
-        """Planes of a proof by contradiction have slopes; rounds name neurons that exist, with multipliers >= 0."""
-        if not self.network.relus or not all(part.rows for part in proof.rounds):
-            return False
-        if any(row.slopes is None or not self._usable(row) for row in proof.sources):
+    def _well_assumed(self, part: Round) -> bool:
+        """A round assumes something, and names neurons that exist, with multipliers >= 0."""
+        if not part.rows or not len(part.rows) == len(part.neurons) == len(part.multipliers) or not self.network.relus:
             return False
         width = prod(self.network.shapes[self.network.relus[-1] + 1])
-        for part in proof.rounds:
-            if not len(part.rows) == len(part.neurons) == len(part.multipliers):
-                return False
-            for which, mu in zip(part.neurons, part.multipliers, strict=True):
-                fits = which.dim() == 1 and mu.shape == (2 * len(which), len(part.rows))
-                exist = fits and not which.is_floating_point() and bool(((which >= 0) & (which < width)).all())
-                if not exist or not bool(((mu >= 0) & (mu < float("inf"))).all()):  # False for NaN
-                    return False
-        return True
+        return all(
+            which.dim() == 1
+            and not which.is_floating_point()
+            and mu.shape == (2 * len(which), len(part.rows))
+            and bool(((which >= 0) & (which < width)).all())
+            and bool(((mu >= 0) & (mu < float("inf"))).all())  # False for NaN
+            for which, mu in zip(part.neurons, part.multipliers, strict=True)
+        )
 
-    def _usable(self, source: PlaneSource) -> bool:
-        """Adaptive slopes, or as many as there are ReLUs, all in [0, 1]."""
-        slopes = source.exact_slopes
-        whole = slopes.shape == (self.network.neurons,) and bool(((slopes >= 0) & (slopes <= 1)).all())  # no NaN
-        return source.slopes is None or whole
+    def _enclose(self, proofs: Sequence[Proof]) -> None:
+        """All planes and margins that these proofs ask for and that are not known, image by image."""
+        rows: dict[int, dict[PlaneSource, None]] = defaultdict(dict)  # by image, each once
+        claims: dict[int, list[int]] = defaultdict(list)  # wrong labels by image
+        for proof in proofs:
+            if not proof.rows and proof.choices[0] not in self.margins:
+                claims[proof.choices[0][0]].append(proof.choices[0][1])
+            for row in proof.rows:
+                if row not in self.planes:
+                    rows[row.image][row] = None
+        for image in sorted({*rows, *claims}):
+            # Interval proofs try the plain boxes first: they cost next to nothing.
+            boxes = Enclosure(self.network, self.images[image], self.eps, refined=0)
+            left = self._by_interval(boxes, image, claims[image])
+            if self.refined and (rows[image] or left):
+                boxes = self.kept[image][0] if image in self.kept else self._refined(image)
+                self._by_interval(boxes, image, left)
+            self._add_planes(boxes, image, list(rows[image]))
 
-    def _enclose(self, image: int, sources: list[PlaneSource], claims: list[int]) -> None:
-        """All that is asked about one image. Interval proofs try the plain boxes first: they cost next to nothing."""
-        boxes = Enclosure(self.network, self.images[image], self.eps, refined=0)
-        left = self._by_interval(boxes, image, claims)
-        if self.refined and (sources or left):
-            known = self.kept.get(image)
-            boxes = known[0] if known else Enclosure(self.network, self.images[image], self.eps, self.refined)
-            self._by_interval(boxes, image, left)
-        self._add_planes(boxes, sources)
+    def _refined(self, image: int) -> Enclosure:
+        return Enclosure(self.network, self.images[image], self.eps, self.refined)
 
     def _by_interval(self, boxes: Enclosure, image: int, claims: list[int]) -> list[int]:
         """Note the margins of these wrong labels on the boxes; returns the labels that are not proved by it."""
@@ -200,32 +201,28 @@ class Evaluator:
             self.margins.update({(image, j): m for j, m in zip(claims, margins.tolist(), strict=True)})
         return [j for j in claims if not self.margins[image, j] > 0]
 
-    def _add_planes(self, boxes: Enclosure, sources: list[PlaneSource]) -> None:
+    def _add_planes(self, boxes: Enclosure, image: int, sources: list[PlaneSource]) -> None:
         """Planes of one image: those with adaptive slopes together, and those with slopes of their own together."""
-        self.planes.update(dict.fromkeys(sources))
         for adaptive in (True, False):
-            batch = [s for s in sources if (s.slopes is None) is adaptive and self._usable(s)]
+            batch = [source for source in sources if (source.slopes is None) is adaptive]
             if batch:
                 wrong = torch.tensor([source.label for source in batch])
                 slopes = None if adaptive else torch.stack([source.exact_slopes for source in batch])
-                rows = boxes.planes(self.labels[batch[0].image], wrong, slopes)
+                rows = boxes.planes(self.labels[image], wrong, slopes)
                 self.planes.update({source: rows[k : k + 1] for k, source in enumerate(batch)})
 
     def _by_contradiction(self, proof: Proof) -> Value:
         """The value of a proof with rounds: boxes are tightened round by round, the last planes are made on them."""
         for image in {row.image for row in proof.sources} - set(self.kept):
-            boxes = Enclosure(self.network, self.images[image], self.eps, self.refined)
+            boxes = self._refined(image)
             self.kept[image] = boxes, UndecidedNeurons.of(boxes)
         last = {row.image: self.kept[row.image][0].last for row in proof.sources}
 
         def planes(rows: tuple[PlaneSource, ...]) -> LinearForms:
             made = []
             for row in rows:
-                low, high = last[row.image]
                 boxes, wrong = self.kept[row.image][0], torch.tensor([row.label])
-                made.append(
-                    boxes.planes(self.labels[row.image], wrong, row.exact_slopes[None], (low[None], high[None]))
-                )
+                made.append(boxes.planes(self.labels[row.image], wrong, row.exact_slopes[None], last[row.image]))
             return LinearForms.joined(made)
 
         for part in proof.rounds:
@@ -239,8 +236,7 @@ class Evaluator:
         """The value of a proof whose planes or margin are known."""
         if not proof.rows:
             return Value(self.margins[proof.choices[0]], 0.0)  # its rounding is subtracted already
-        planes = [plane for row in proof.rows if (plane := self.planes[row]) is not None]
-        return self._dual(LinearForms.joined(planes), proof.lambdas) if len(planes) == len(proof.rows) else INVALID
+        return self._dual(LinearForms.joined([self.planes[row] for row in proof.rows]), proof.lambdas)
 
     def _dual(self, planes: LinearForms, weights: tuple[float, ...]) -> Value:
         lambdas = torch.tensor(weights, dtype=torch.float64)

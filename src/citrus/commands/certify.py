@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
-from citrus.certify.groups import Grouping
 from citrus.certify.run_folder import OnRows, certificate_folder, row_path
-from citrus.certify.verifiers import Intermediate
+from citrus.certify.settings import Grouping, Intermediate
 from citrus.commands.flags import parse_flags, take_word
 from citrus.commands.target import find_target
 from citrus.console import Bar, duration, table

@@ -11,29 +11,13 @@ whose clock has run out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from citrus.certify.clock import Clock, SharedTime
-from citrus.certify.refine.ascent import JointSettings
-from citrus.certify.refine.sets import Instance, JointResult, Starts, Subset, prove_sets
+from citrus.certify.refine.sets import Instance, JointResult, JointSettings, Starts, Subset, prove_sets
 from citrus.certify.search.search import SubsetSearch
 
 GROWTH, MOST = 2, 64  # a group is asked for so many times as many sets in the next round, up to so many
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """How many sets to ask for, and when to stop."""
-
-    joint: JointSettings = field(default_factory=JointSettings)
-    sets: int = 4  # critical sets that a group is asked for in the first round; more from round to round
-    singles: bool = False
-    """Before the first round, try to prove each open choice alone: one choice less rules out the most sets."""
-    rounds: int = 200
-
-
-STRONGEST = RoundSettings(JointSettings(iterations=60, assume=8), singles=True)
-"""With proofs by contradiction, each choice alone first: in our trials more and faster than anything without them."""
 
 
 class OpenGroup:
@@ -50,6 +34,11 @@ class OpenGroup:
         with clock.running():
             self.result = search.run(share * clock.left)
         self.first = self.result.survivors
+
+    @property
+    def timed_out(self) -> bool:
+        """The clock ran out, or the last search was cut short."""
+        return self.clock.over or not self.result.exact
 
     def ask(self, wanted: int, alone: bool) -> list[Subset]:
         """Sets whose proof may raise the count: critical ones, or single choices. None if it is final or time is up."""
@@ -77,7 +66,7 @@ class OpenGroup:
 def refine_groups(
     instance: Instance,
     groups: Sequence[OpenGroup],
-    settings: RoundSettings = RoundSettings(),  # noqa: B008 - frozen
+    settings: JointSettings = JointSettings(),  # noqa: B008 - frozen
     starts: Starts | None = None,
 ) -> None:
     """Raise the count of every group as far as joint proofs of its critical sets carry, each within its own clock.
@@ -93,7 +82,7 @@ def refine_groups(
             break
         numbers, sets = zip(*asked, strict=True)
         clocks = SharedTime([group.clock for group in groups], allied=not alone)
-        for g, result in zip(numbers, prove_sets(instance, sets, settings.joint, slopes, numbers, clocks), strict=True):
+        for g, result in zip(numbers, prove_sets(instance, sets, settings, slopes, numbers, clocks), strict=True):
             # A choice starts its next climb where the last one ended: critical sets have most choices in common.
             slopes |= {choice: tuple(s[m] for s in result.slopes) for m, choice in enumerate(result.choices)}
             if result.proved:

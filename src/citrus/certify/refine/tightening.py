@@ -98,10 +98,10 @@ def _tighten(members: Sequence[Violated], eps: float, tolerance: float) -> list[
     bounds = torch.where(weakened.isnan() | ~real[:, :, None], -torch.inf, weakened)  # NaN says nothing
     lower = torch.stack([m.box.lower.flatten() for m in members]).scatter_reduce(1, index, bounds[:, :, 0], "amax")
     upper = torch.stack([m.box.upper.flatten() for m in members]).scatter_reduce(1, index, -bounds[:, :, 1], "amin")
-    upper = torch.maximum(lower, upper)  # bounds that cross prove the set; a box must stay a box
+    upper = torch.maximum(lower, upper)  # bounds that cross prove the set; the box is then a point, as in the checker
     found = []
     for m, low, high, own in zip(members, lower, upper, mu.unflatten(1, (-1, 2)), strict=True):
-        box = Box(((low + high) / 2).view_as(m.box.centre), ((high - low) / 2).view_as(m.box.centre))
+        box = Box.between(low.view_as(m.box.centre), high.view_as(m.box.centre))
         found.append((box, own[: len(m.neurons.index), :, : len(m.b)].transpose(0, 1).flatten(0, 1)))
     return found
 
@@ -134,13 +134,14 @@ def _multipliers(neurons_a: Tensor, neurons_b: Tensor, a: Tensor, b: Tensor, eps
     first, second = torch.zeros_like(mu), torch.zeros_like(mu)
     best, kept = neurons_b - eps * neurons_a.abs().sum(2), mu
     for step in range(1, STEPS + 1):
-        mixed = torch.baddbmm(neurons_a, mu * unit, a)
-        value = neurons_b + _dot(mu * unit, b) - eps * mixed.abs().sum(2)
-        better = value > best
-        best, kept = torch.where(better, value, best), torch.where(better[:, :, None], mu, kept)
+        scaled = mu * unit
+        mixed = torch.baddbmm(neurons_a, scaled, a)
         gradient = (b[:, None] - eps * (mixed.sign() @ a.mT)) * unit
+        value = neurons_b + _dot(scaled, b) - eps * mixed.abs_().sum(2)
+        better = value > best
+        best, kept = torch.where(better, value, best), torch.where(better[:, :, None], scaled, kept)
         first = first.lerp(gradient, 0.1)
         second = second.lerp(gradient.square(), 0.01)
         move = first / (1 - 0.9**step) / ((second / (1 - 0.99**step)).sqrt() + 1e-12)
         mu = (mu + RATE * DECAY**step * move).clamp(min=0)
-    return kept * unit
+    return kept
