@@ -5,7 +5,7 @@ Texts are plain: the macros of pieces.html escape them, `in_markdown` does it fo
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -34,10 +34,8 @@ class Cell:
     text: str
     note: str = ""
     """Said smaller below, such as what a number was measured on."""
-    bar: float | None = None
-    """Drawn as a bar, of this share of the longest."""
     colour: str = ""
-    """Name of a colour: a swatch before the text, or the colour of the bar."""
+    """Name of the colour of a swatch before the text."""
 
 
 Cells = Sequence[str | Cell]  # of a row, or of a column
@@ -102,10 +100,7 @@ def paragraph(*words: str | Piece, kind: Literal["plain", "lead", "note", "headi
 
 
 def table(
-    caption: str,
-    header: Sequence[str],
-    rows: Sequence[Cells],
-    kind: Literal["numbers", "words", "shares"] = "numbers",
+    caption: str, header: Sequence[str], rows: Sequence[Cells], kind: Literal["numbers", "words"] = "numbers"
 ) -> Piece:
     """The first cell of a row names it."""
     lines = [f"| {' | '.join(_told(cell) for cell in row)} |" for row in (header, *rows)]
@@ -118,12 +113,6 @@ def _told(cell: str | Cell) -> str:
     if isinstance(cell, str):
         return in_markdown(cell)
     return in_markdown(cell.text + (f" ({cell.note})" if cell.note else ""))
-
-
-def side_by_side(columns: Sequence[Mapping[str, str | Cell]]) -> list[Cells]:
-    """Rows of a table from its columns: the name of every cell, and those that have it."""
-    names = dict.fromkeys(name for column in columns for name in column)
-    return [[name, *(column.get(name, ABSENT) for column in columns)] for name in names]
 
 
 def figure(shown: Figure, wide: bool = False) -> Piece:

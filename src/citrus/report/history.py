@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from citrus.report.charts import Line, count_axis, line_chart, linear_axis, series
-from citrus.report.document import ABSENT, Piece, Section, figure, fold, paragraph, side_by_side, table
+from citrus.report.document import ABSENT, Piece, Section, figure, fold, paragraph, table
 from citrus.report.files import number
 from citrus.report.read import Record
 
@@ -77,7 +77,8 @@ def setup(records: list[Record]) -> Section:
         ("Configuration", [_flat(record.config) for record in records]),
         ("Environment", [_environment(record.env) for record in records]),
     ):
-        rows = side_by_side(columns)
+        names = dict.fromkeys(name for column in columns for name in column)
+        rows = [[name, *(column.get(name, ABSENT) for column in columns)] for name in names]
         differing = [row for row in rows if len(set(row[1:])) > 1]
         same = table(title, ("Name", "Value"), [row[:2] for row in rows if row not in differing], "words")
         if not rows:

@@ -4,18 +4,7 @@ from citrus.console import duration
 from citrus.inputs import format_eps
 from citrus.report.certifications import Certified
 from citrus.report.charts import bar_chart
-from citrus.report.document import (
-    ABSENT,
-    Cell,
-    Key,
-    Piece,
-    Section,
-    code,
-    figure,
-    paragraph,
-    strong,
-    table,
-)
+from citrus.report.document import ABSENT, Cell, Key, Piece, Section, code, figure, paragraph, strong, table
 from citrus.report.files import count, number, text
 from citrus.report.read import Record
 

@@ -1,12 +1,11 @@
 """The universal perturbation itself, what it does to the images of its group, and which classes fall."""
 
-from collections import Counter
-from dataclasses import replace
+from collections import Counter, defaultdict
 
 from torch import Tensor
 
 from citrus.inputs import format_eps
-from citrus.report.document import Cell, Picture, Piece, Section, fold, gallery, paragraph, side_by_side, strong, table
+from citrus.report.document import ABSENT, Cell, Picture, Piece, Section, fold, gallery, paragraph, strong, table
 from citrus.report.png import perturbation, png
 from citrus.report.read import Record
 from citrus.report.uap import Perturbed
@@ -72,22 +71,21 @@ def classes(records: list[Record]) -> Section | None:
     if not shown:
         return None
     columns = [_by_class(p) for _, p in shown]
-    longest = max(cell.bar or 0.0 for column in columns for cell in column.values()) or 1.0
-    columns = [{name: replace(cell, bar=(cell.bar or 0.0) / longest) for name, cell in c.items()} for c in columns]
-    rows = side_by_side(columns)
-    rows.sort(key=lambda row: -sum(cell.bar or 0.0 for cell in row if isinstance(cell, Cell)))
+    most = sorted(
+        dict.fromkeys(name for c in columns for name in c), key=lambda name: -sum(c[name][0] for c in columns)
+    )
+    rows = [[Cell(name), *(column[name][1] for column in columns)] for name in most[:MOST_CLASSES]]
     header = ("Class", *(f"{r.name}, eps {format_eps(p.eps)}, N = {p.group_size}" for r, p in shown))
     intro = "How many correctly classified images of a class a universal attack turns wrong, and what most become."
-    listed = table("Classes by the share of images that fall", header, rows[:MOST_CLASSES], "shares")
-    pieces = [paragraph(intro), listed]
-    if len(rows) > MOST_CLASSES:
-        pieces.append(paragraph(f"{MOST_CLASSES} of {len(rows)} classes, those that fall most.", kind="note"))
+    pieces = [paragraph(intro), table("Classes by the share of images that fall", header, rows)]
+    if len(most) > MOST_CLASSES:
+        pieces.append(paragraph(f"{MOST_CLASSES} of {len(most)} classes, those that fall most.", kind="note"))
     return Section("classes", "Which classes fall", pieces)
 
 
-def _by_class(p: Perturbed) -> dict[str, Cell]:
-    """How many images of each class fall, as a share too, and the class that most of them become."""
-    found = {}
+def _by_class(p: Perturbed) -> defaultdict[str, tuple[float, Cell]]:
+    """The share of the images of each class that fall, and a cell that says it and what most of them become."""
+    found: defaultdict[str, tuple[float, Cell]] = defaultdict(lambda: (0.0, Cell(ABSENT)))
     for label in sorted(set(p.labels.tolist())):
         right = p.right & (p.labels == label)
         falls = right & p.falls
@@ -95,5 +93,5 @@ def _by_class(p: Perturbed) -> dict[str, Cell]:
         becomes = Counter(p.perturbed[falls].tolist()).most_common(1)
         mostly = f", mostly {p.class_name(becomes[0][0])}" if becomes else ""
         told = f"{int(falls.sum())} of {int(right.sum())}"
-        found[p.class_name(label)] = Cell(told, f"{100 * share:.1f} %{mostly}", share, "fooled")
+        found[p.class_name(label)] = share, Cell(told, f"{100 * share:.1f} %{mostly}")
     return found

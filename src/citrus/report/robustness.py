@@ -76,9 +76,9 @@ def _curves(record: Record, axis: str) -> list[Curve]:
         if c.finished:
             alike.setdefault((record.name, fixed, c.grouping, c.verifier, f"{c.images} images"), []).append(c)
     ranked = sorted(alike.items(), key=lambda item: (-len(item[1]), record.headline not in item[1]))
-    long = [(names, *_points(record, members, axis)) for names, members in ranked if len(members) > 1]
-    short = [(names, *_points(record, members, axis)) for names, members in ranked if len(members) == 1]
-    return long or [curve for curve in short if len(curve[1]) > 1][:1]
+    curves = [(names, *_points(record, members, axis)) for names, members in ranked]
+    several = sum(len(members) > 1 for members in alike.values())
+    return curves[:several] or [curve for curve in curves if len(curve[1]) > 1][:1]
 
 
 def _points(record: Record, members: list[Certified], axis: str) -> tuple[list[Point], list[Point]]:
@@ -140,15 +140,12 @@ def cascade(records: list[Record]) -> Section | None:
     if not shown:
         return None
     labels = _apart([_names(record, c) for record, c in shown], always=(1, 2, 5))
-    others = sorted({name for _, c in shown for name in c.stages} - STAGES.keys())
-    meaning = STAGES | {name: name for name in others} | OUTCOMES
-    names = [name for name in meaning if any(c.settled.get(name) for _, c in shown)]
-    colours = {name: "other" if name in others else name for name in names}
+    known = {name: said for name, said in (STAGES | OUTCOMES).items() if any(c.settled.get(name) for _, c in shown)}
     bars = [
-        (label, [(meaning[name], colours[name], c.settled.get(name, 0)) for name in names])
+        (label, [(said, name, c.settled.get(name, 0)) for name, said in known.items()])
         for label, (_, c) in zip(labels, shown, strict=True)
     ]
-    rows = [[Cell(meaning[name], colour=colours[name]), *(_share(name, c) for _, c in shown)] for name in names]
+    rows = [[Cell(said, colour=name), *(_share(name, c) for _, c in shown)] for name, said in known.items()]
     said = "Cheap proofs come first; each stage sees only what those before it left open, so its share is what it adds."
     listed = table("Images by the stage that settled them", ["Stage", *labels], rows)
     pieces = [paragraph(said), figure(bar_chart("Share of all images", bars), wide=True), listed]
