@@ -91,7 +91,7 @@ def test_bad_numbers(contest: Contest, tmp_path: Path) -> None:
     here = study(tmp_path / "out")
     for name, value in (("epochs", 0), ("images", 0), ("group_size", -1), ("batch_size", 0)):
         with pytest.raises(CitrusError, match=f"{name} must be at least 1, got {value}"):
-            replace(contest, **{name: value})  # type: ignore[arg-type]
+            methods_study(replace(contest, **{name: value}), here)  # type: ignore[arg-type]
     with pytest.raises(CitrusError, match="budget"):
         methods_study(replace(contest, budget=-1.0), here)
     with pytest.raises(CitrusError, match="did you mean 'citrus'"):

@@ -50,12 +50,6 @@ class Contest:
     seed: int = 0
     """Seed of everything."""
 
-    def __post_init__(self) -> None:
-        parse_eps(self.eps)
-        for name in ("epochs", "batch_size", "images", "group_size"):
-            if getattr(self, name) < 1:
-                raise CitrusError(f"{name} must be at least 1, got {getattr(self, name)}.")
-
 
 def contestants(contest: Contest) -> dict[str, TrainConfig]:
     """One configuration per method and variant: `-cpu` recipes of the nearest setting, or a method's own defaults."""
@@ -67,6 +61,8 @@ def contestants(contest: Contest) -> dict[str, TrainConfig]:
     for name, method in METHODS.items():
         if name not in with_recipe:
             found[name] = replace(found["ibp" if method.certified else "pgd"], method=method())
+    if contest.images < 1:
+        raise CitrusError(f"images must be at least 1, got {contest.images}.")
     for name in asked:
         if name not in found:
             raise CitrusError(f"Unknown method {name!r}: {suggest(name, found)}")
@@ -93,8 +89,8 @@ def scaled(config: TrainConfig, epochs: int) -> TrainConfig:
 
 def methods_study(contest: Contest, study: Study) -> Study:
     """The study with an entry per method; its folder is for this contest, whatever methods take part."""
-    settings = CertifySettings(contest.group_size, "dataset", budget=contest.budget, seed=contest.seed)
     configs = contestants(contest)
+    settings = CertifySettings(contest.group_size, "dataset", budget=contest.budget, seed=contest.seed)
     asked = {f.name: getattr(contest, f.name) for f in fields(Contest) if f.name != "methods"}
     study.open_rows().claim(asked | {"eps": parse_eps(contest.eps)})
     entries = [Entry(name, config, (settings,), contest.images) for name, config in configs.items()]
