@@ -99,7 +99,7 @@ def make_step(config: TrainConfig, splits: Splits) -> Callable[[], None]:
     """A step at full eps that can be repeated."""
     trainer = Trainer(config, splits, "cuda")
     now = trainer._moment(trainer.total_steps - 1)
-    numbers = torch.tensor(trainer.training_step.numbers(0, now), dtype=torch.float64)
+    numbers = torch.tensor(now[:-1], dtype=torch.float64)
     trainer.training_step.prepare(torch.arange(config.batch_size), numbers)
     return lambda: trainer._train_step(now.phase)
 

@@ -20,13 +20,14 @@ from citrus.methods import METHODS
 def api_page() -> str:
     parts = ["# API reference", "All names of `import citrus`, from the docstrings of the code."]
     places: dict[str, list[str]] = {}
-    for name, (module, _) in sorted(citrus._MODULES.items()):
+    for name in sorted(set(citrus.__all__) - {"__version__"}):
+        module = ".".join(getattr(citrus, name).__module__.split(".")[:2])
         places.setdefault(module, []).append(name)
     for module, names in places.items():
-        found = importlib.import_module(module)
-        parts += [f"## {module}", prose(inspect.cleandoc(found.__doc__ or "").splitlines()[0])]
+        about = importlib.import_module(module).__doc__ or ""
+        parts += [f"## {module}", prose(inspect.cleandoc(about).splitlines()[0])]
         for name in names:
-            parts += [f"### citrus.{name}", *_object(name, getattr(found, citrus._MODULES[name][1]))]
+            parts += [f"### citrus.{name}", *_object(name, getattr(citrus, name))]
     return "\n\n".join(parts)
 
 

@@ -30,34 +30,29 @@ usage: citrus COMMAND [ARGUMENTS]
 
 start here: citrus train quickstart"""
 
+RED, PLAIN = "\033[31m", "\033[0m"
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 user error, 130 interrupted with its state kept."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    words = [w for w in words if w != "--debug"]
-    if not words or words[0] in ("--help", "-h", "help"):
-        print(HELP)
-        return 0
-    if words[0] == "--version":
-        print(__version__)
+    command, *rest = [word for word in words if word != "--debug"] or ["--help"]
+    if command in ("--help", "-h", "help", "--version"):
+        print(__version__ if command == "--version" else HELP)
         return 0
     try:
-        if words[0] not in COMMANDS:
-            raise CitrusError(f"Unknown command {words[0]!r}: {suggest(words[0], COMMANDS)}")
-        module = importlib.import_module(f"citrus.commands.{words[0]}")
-        return int(module.run(words[1:]) or 0)
-    except CitrusError as error:
-        if debug:
-            raise
-        return _fail(str(error))
+        if command not in COMMANDS:
+            raise CitrusError(f"Unknown command {command!r}: {suggest(command, COMMANDS)}")
+        return int(importlib.import_module(f"citrus.commands.{command}").run(rest) or 0)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
+    except (CitrusError, OSError) as error:
         if debug:
             raise
-        return _fail(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}.")
+        print(f"{RED}error:{PLAIN}" if sys.stderr.isatty() else "error:", _sentence(error), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
@@ -65,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if stop.code else 0
 
 
-def _fail(message: str) -> int:
-    colour = sys.stderr.isatty()
-    print(f"\033[31merror:\033[0m {message}" if colour else f"error: {message}", file=sys.stderr)
-    return 1
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."

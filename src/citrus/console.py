@@ -2,60 +2,52 @@
 
 import sys
 import time
-from typing import Any, TextIO
+from contextlib import AbstractContextManager
+from typing import Any
+
+LINE_SECONDS = 10.0  # between two lines where there is no terminal
 
 
-class Bar:
-    """Progress with ETA on stderr: a rich bar on a terminal, otherwise a line every `every` seconds."""
+class Bar(AbstractContextManager["Bar"]):
+    """Progress with ETA on stderr, from the first `update` on: a rich bar on a terminal, otherwise a line at times."""
 
-    def __init__(
-        self, total: int, what: str, start: int = 0, every: float = 10.0, stream: TextIO | None = None
-    ) -> None:
-        self.total, self.what, self.first, self.every = total, what, start, every
-        self.stream = stream or sys.stderr
-        self.started = self.printed = time.monotonic()
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.first: int | None = None
+        """What was done already when the bar began."""
+        self.started = self.printed = 0.0
         self.live: Any = None
-        if self.stream.isatty():
-            self.live = _live_bar(total, what, start)
 
-    def update(self, done: int, text: str = "") -> None:
+    def update(self, done: int, total: int, text: str = "") -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first, self.started, self.printed = done, now, now
+            self.live = _live_bar(self.what, done, total) if sys.stderr.isatty() else None
         if self.live:
             self.live.update(self.live.task_ids[0], completed=done, text=text)
-        elif time.monotonic() - self.printed >= self.every or done >= self.total:
-            self.printed = time.monotonic()
-            print(f"{self.what} {done}/{self.total} {text} ETA {self._eta(done)}", file=self.stream, flush=True)
-
-    def _eta(self, done: int) -> str:
-        fresh = done - self.first
-        left = (time.monotonic() - self.started) / fresh * (self.total - done) if fresh > 0 else float("inf")
-        return duration(left)
+        elif now - self.printed >= LINE_SECONDS or done >= total:
+            self.printed, fresh = now, done - self.first
+            left = (now - self.started) / fresh * (total - done) if fresh else float("inf")
+            print(f"{self.what} {done}/{total} {text} ETA {duration(left)}", file=sys.stderr, flush=True)
+        if done >= total:
+            self.close()
 
     def close(self) -> None:
         if self.live:
             self.live.stop()
 
-    def __enter__(self) -> "Bar":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _live_bar(total: int, what: str, start: int) -> Any:
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        return None
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
+def _live_bar(what: str, done: int, total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.fields[text]}")
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
     progress = Progress(*columns, console=Console(stderr=True))
-    progress.add_task(what, total=total, completed=start, text="")
+    progress.add_task(what, completed=done, total=total, text="")
     progress.start()
     return progress
 
@@ -72,12 +64,8 @@ def duration(seconds: float) -> str:
 def table(header: list[str], rows: list[list[str]], title: str = "") -> str:
     """Aligned columns, the first to the left and the others to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(row: list[str]) -> str:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    rule = "  ".join("-" * w for w in widths)
-    return "\n".join([*([title] if title else []), line(header), rule, *(line(row) for row in rows)])
+    aligned = [
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        for row in [header, ["-" * width for width in widths], *rows]
+    ]
+    return "\n".join([*([title] if title else []), *("  ".join(cells).rstrip() for cells in aligned)])

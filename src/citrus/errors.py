@@ -7,7 +7,7 @@ from collections.abc import Iterable
 class CitrusError(ValueError):
     """A mistake in what the user gave. Its message is one sentence: what is wrong, where, and what to do.
 
-    The command line prints the message and exits with code 1; the library raises it at the public door.
+    The command line prints the message and exits with code 1.
     """
 
 

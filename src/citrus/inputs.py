@@ -1,4 +1,4 @@
-"""The door: what users give is checked once, here, and an error says what to do."""
+"""What users give is checked once, here, and an error says what to do."""
 
 import math
 from collections.abc import Mapping

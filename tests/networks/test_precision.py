@@ -90,7 +90,7 @@ TESTS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
     "graph": lambda network, images, labels: graph(network, SHAPE),
     "certify": whole_cascade,
     "evaluate": lambda network, images, labels: evaluation.evaluate(network, images, labels, EPS, group_size=4),
-    "clean_accuracy": evaluation.clean_accuracy,
+    "predictions": lambda network, images, labels: evaluation.predictions(network, images),
 }
 
 

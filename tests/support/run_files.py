@@ -1,7 +1,6 @@
 """Run folders made of numbers, and the tables of a report read back: what a page says against what the files say."""
 
 import json
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from citrus.attacks import UniversalResult, consecutive_groups
 from citrus.certify.result import Certification, GroupResult, verdict_of
 from citrus.certify.run_folder import RowFile
 from citrus.data import as_float
-from citrus.training.perturbations import save_attack
+from citrus.training.evaluation import save_attack
 from support.synthetic import SHAPE, blobs
 
 CONFIG: dict[str, Any] = {
@@ -121,13 +120,14 @@ class Brightest(nn.Module):
 
 def write_attack(path: Path, seed: int = 0, classes: tuple[str, ...] = ("top", "middle", "bottom")) -> None:
     """The last perturbation darkens the top third so much that it is no longer the brightest."""
-    data = replace(blobs(20, seed), classes=classes)
+    data = blobs(20, seed)
     images, network = as_float(data.images), Brightest()
     delta = torch.zeros(4, *SHAPE)
     delta[3, :, :4] = -0.5
     groups = consecutive_groups(20, 5)
     fooled = network(images + delta[groups]).argmax(1) != data.labels
-    save_attack(path, UniversalResult(delta, groups, fooled), network, data, {"eps": 0.5, "group_size": 5})
+    about = {"eps": 0.5, "group_size": 5, "classes": list(classes)}
+    save_attack(path, UniversalResult(delta, groups, fooled), network, images, data.labels, about)
 
 
 class Page(HTMLParser):

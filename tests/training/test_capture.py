@@ -18,8 +18,7 @@ from citrus.methods.base import in_pieces
 from citrus.networks.kernels import compiling
 from citrus.training import Trainer
 from citrus.training.capture import WARM_UP, Glance, Recorded
-from citrus.training.schedule import Moment, Phase, moment
-from citrus.training.step import TrainingStep
+from citrus.training.schedule import Phase, moment
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -79,8 +78,11 @@ def test_phases_change_only_where_a_kind_of_step_begins() -> None:
 
 
 def test_what_the_device_reads_is_what_the_schedule_says() -> None:
-    now = Moment(Phase(True, True, True, 0), eps=0.03, ramp=0.5, regularizer=0.25, lr=1e-3)
-    assert TrainingStep.numbers(7, now) == (7.0, 0.03, 0.5, 0.25, 1e-3)
+    trainer = Trainer(config("citrus", epochs=4, warmup_epochs=1, ramp_epochs=2, milestones=(2,)), splits())
+    for step, _ in enumerate(trainer.steps()):
+        now = moment(trainer.config, step, trainer.steps_per_epoch)
+        expected = [step, now.eps, now.ramp, now.regularizer, now.lr]
+        assert trainer.training_step.scalars.tolist() == expected
 
 
 @dataclass(frozen=True)

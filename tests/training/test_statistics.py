@@ -15,7 +15,7 @@ from citrus.data import as_float
 from citrus.methods import IBP, Standard
 from citrus.networks import ARCHITECTURES, Normalize, trace
 from citrus.training import TrainConfig, Trainer
-from citrus.training.statistics import estimate_statistics, update_running
+from citrus.training.weights import estimate_statistics, update_running
 
 CONFIG = TrainConfig(
     data="tiny", network="tiny", method=IBP(), eps=0.05, epochs=3, batch_size=5, ramp_epochs=1, lr=1e-2

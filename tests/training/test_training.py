@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -187,13 +188,7 @@ def test_training_needs_no_optional_package(tmp_path: Path) -> None:
 def test_seed_decides_everything() -> None:
     def after_two_steps(seed: int) -> torch.Tensor:
         trainer = Trainer(config(seed=seed), splits())
-
-        def stop(progress: object) -> None:
-            if trainer.position == 2:
-                raise Stopped
-
-        with pytest.raises(Stopped):
-            next(trainer.epochs(stop))
+        list(islice(trainer.steps(), 2))
         return torch.cat([p.detach().flatten() for p in trainer.network.parameters()])
 
     assert torch.equal(after_two_steps(1), after_two_steps(1))

@@ -10,7 +10,6 @@ OUT/VERIFIER-EPS-nN-GROUPING-certificates/
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +23,7 @@ from citrus.certify.export import certificate_path, fingerprint, write_block
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.settings import CertifySettings
 from citrus.errors import CitrusError
-from citrus.files import write_json, write_text
+from citrus.files import append_line, read_lines, write_json, write_text
 from citrus.inputs import eps_in_name
 from citrus.networks import Graph
 
@@ -88,18 +87,11 @@ def certificate_folder(out: str | Path, eps: float, settings: CertifySettings) -
 def read_rows(path: str | Path) -> tuple[dict[str, Any], list[GroupResult], int]:
     """What was asked, the last row of each group in order, and how many lines are none of these: cut short by a crash,
     damaged, or not ours. Where there is no file there is nothing asked and no row."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return {}, [], 0
-    except OSError as error:
-        raise CitrusError(f"{path} cannot be read: {error}.") from error
-    values = [_object(line) for line in lines if line.strip()]
-    first = values[0] if values and values[0] is not None else {}
-    asked = {} if "group" in first else first
+    values, broken = read_lines(Path(path))
+    asked = values[0] if values and "group" not in values[0] else {}
     found = [_row(value) for value in values[bool(asked) :]]
     by_group = {row.group: row for row in found if row is not None}
-    return asked, [row for _, row in sorted(by_group.items())], sum(row is None for row in found)
+    return asked, [row for _, row in sorted(by_group.items())], broken + sum(row is None for row in found)
 
 
 class RowFile:
@@ -128,23 +120,11 @@ class RowFile:
     def add(self, rows: Iterable[GroupResult]) -> None:
         for row in rows:
             self.by_group[row.group] = row
-            with self.path.open("a") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_line(self.path, asdict(row))
 
 
-def _object(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _row(values: dict[str, Any] | None) -> GroupResult | None:
+def _row(values: dict[str, Any]) -> GroupResult | None:
     """A row as it was written, or None."""
-    values = values or {}
     try:
         row = GroupResult(**{**values, "index": tuple(values["index"]), "verdict": Verdict(values["verdict"])})
         counts = (row.group, row.correct, row.certified, row.attacked, *row.index, *row.stages.values())

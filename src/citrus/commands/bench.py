@@ -162,14 +162,10 @@ def announce(name: str, place: int, total: int) -> Events:
     """A bar for the training of one entry."""
     what = f"[{place}/{total}] {name}"
     print(what, file=sys.stderr, flush=True)
-    bar: Bar | None = None
+    bar = Bar(what)
 
     def on_step(progress: Progress) -> None:
-        nonlocal bar
-        bar = bar or Bar(progress.steps, what, start=progress.step - 1)
-        bar.update(progress.step, f"eps {progress.eps:.4f} loss {progress.loss:.4f}")
-        if progress.step >= progress.steps:
-            bar.close()
+        bar.update(progress.step, progress.steps, f"eps {progress.eps:.4f} loss {progress.loss:.4f}")
 
     return Events(on_step=on_step)
 

@@ -2,16 +2,15 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
-from citrus.certify.run_folder import OnRows, certificate_folder, row_path
+from citrus.certify.run_folder import certificate_folder, row_path
 from citrus.certify.settings import Grouping, Intermediate
 from citrus.commands.flags import parse_flags, take_word
-from citrus.commands.target import find_target
+from citrus.commands.target import NetworkFlags, Target, find_target
 from citrus.console import Bar, duration, table
 from citrus.data import as_float
 from citrus.errors import CitrusError
@@ -21,15 +20,9 @@ from citrus.training.run import pick_device
 
 
 @dataclass
-class CertifyFlags:
+class CertifyFlags(NetworkFlags):
     """Certify a network (run folder, ONNX file or name of the zoo): citrus certify NETWORK --data mnist --eps 0.1"""
 
-    data: str | None = None
-    """Data set whose test images are certified; by default the network's own."""
-    eps: str | None = None
-    """Radius in pixel units, such as 0.1 or 8/255; by default the network's own."""
-    group_size: int = 5
-    """Images that share one perturbation; 1 is ordinary certification."""
     grouping: Grouping = "correct"
     """dataset: in order. correct: misclassified images dropped first. adaptive: images that need it are grouped."""
     verifier: str = "citrus"
@@ -46,27 +39,18 @@ class CertifyFlags:
     """Folder of the results; by default RUN/certify, or runs/NETWORK/certify."""
     seed: int = 0
     """Seed of the attack."""
-    data_dir: str | None = None
-    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
     device: str = "auto"
     """cpu, cuda or auto."""
-    mean: str | None = None
-    """For an ONNX file without normalisation: mean of each channel, such as 0.1307."""
-    std: str | None = None
-    """For an ONNX file without normalisation: standard deviation of each channel."""
 
 
 def run(arguments: list[str]) -> int:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(CertifyFlags, "certify", rest)
-    target = find_target(name, "certify")
+    target = find_target(name, "certify", flags)
     if flags.images is not None and flags.images < 1:
         raise CitrusError(f"There are no images to certify: --images must be at least 1, got {flags.images}.")
-    device, eps = pick_device(flags.device), target.radius(flags.eps)
-    test = target.test_set(flags.data, flags.data_dir, device)
-    plain = graph(target.load(test.shape, flags.mean, flags.std), test.shape).to(device)
     settings = CertifySettings(
-        group_size=flags.group_size,
+        group_size=target.group_size,
         grouping=flags.grouping,
         verifier=flags.verifier,
         intermediate=flags.intermediate,
@@ -75,45 +59,33 @@ def run(arguments: list[str]) -> int:
     )
     out = Path(flags.out) if flags.out else target.folder / "certify"
     try:
-        with shown(print) as on_rows:
-            result = certify_into(
-                out,
-                plain,
-                as_float(test.images[: flags.images]),
-                test.labels[: flags.images],
-                eps,
-                settings,
-                certificates=flags.certificates,
-                name=target.network,
-                on_rows=on_rows,
-            )
+        result = _certify(target, flags, settings, out)
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return 130
-    print(f"{summary(result)}\n\nrows          {row_path(out, eps, settings)}")
+    print(f"{summary(result)}\n\nrows          {row_path(out, target.eps, settings)}")
     if flags.certificates:
-        folder = certificate_folder(out, eps, settings)
+        folder = certificate_folder(out, target.eps, settings)
         print(f"certificates  {folder}\nnext          citrus check {folder}")
     return 2 if result.errors else 0
 
 
-@contextmanager
-def shown(report: Callable[[str], None] = lambda text: None) -> Iterator[OnRows]:
-    """A bar, and a line per group for whoever wants it, while `certify_into` works."""
-    bar: Bar | None = None
+def _certify(target: Target, flags: CertifyFlags, settings: CertifySettings, out: Path) -> Certification:
+    """Certify with a line for each group and a bar."""
+    eps, device = target.eps, pick_device(flags.device)
+    test = target.test_set().subset(slice(0, flags.images)).to(device)
+    network = graph(target.load(test.shape), test.shape).to(device)
+    with Bar("groups") as bar:
 
-    def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
-        nonlocal bar
-        bar = bar or Bar(total, "groups", start=done)
-        for row in rows:
-            report(line(row))
-        bar.update(done)
+        def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
+            for row in rows:
+                print(line(row))
+            bar.update(done, total)
 
-    try:
-        yield on_rows
-    finally:
-        if bar:
-            bar.close()
+        images, labels, name = as_float(test.images), test.labels, target.network
+        return certify_into(
+            out, network, images, labels, eps, settings, certificates=flags.certificates, name=name, on_rows=on_rows
+        )
 
 
 def line(row: GroupResult) -> str:

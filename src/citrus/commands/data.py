@@ -19,7 +19,7 @@ class DataFlags:
     """Folder of the data sets; else CITRUS_DATA, else the user cache."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> None:
     action, rest = take_word(arguments)
     name, rest = take_word(rest)
     flags, _ = parse_flags(DataFlags, "data", rest)
@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
             for info, place in known(flags.data_dir)
         ]
         print(table(["name", "shape", "classes", "found in"], rows))
-        return 0
+        return
     if not name:
         names = [info.name for info, _ in known()]
         raise CitrusError(f"`citrus data {action}` needs the name of a data set: {suggest('', names)}")
@@ -40,7 +40,6 @@ def run(arguments: list[str]) -> int:
     else:
         for key, value in describe(name, flags.data_dir).items():
             print(f"{key:12}{_text(value)}")
-    return 0
 
 
 def _text(value: Any) -> str:
@@ -56,11 +55,7 @@ def _fetch(name: str, data_dir: str | None) -> str:
     bars: dict[str, Bar] = {}
 
     def progress(file: str, done: int, total: int) -> None:
-        if file not in bars:
-            for bar in bars.values():
-                bar.close()
-            bars[file] = Bar(total, file, start=done)
-        bars[file].update(done)
+        bars.setdefault(file, Bar(file)).update(done, total)
 
     try:
         return f"{name} is in {fetch(name, data_dir, progress)}"

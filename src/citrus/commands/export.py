@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from citrus.commands.flags import parse_flags, take_word
-from citrus.commands.target import find_target
+from citrus.commands.target import NetworkFlags, find_target
 from citrus.data import as_float
 from citrus.errors import CitrusError
 from citrus.networks.onnx import save_onnx
@@ -11,7 +11,7 @@ from citrus.networks.vnnlib import write_vnnlib
 
 
 @dataclass
-class ExportFlags:
+class ExportFlags(NetworkFlags):
     """Export a network as ONNX, or the property of one group as VNN-LIB 2.0."""
 
     onnx: str | None = None
@@ -20,35 +20,26 @@ class ExportFlags:
     """Write the property of one group here: `survivors` images survive every shared perturbation."""
     group: int = 0
     """Number of the group, in the order of the test set."""
-    group_size: int | None = None
-    """Images per group; by default as in the run, or 5."""
     survivors: int | None = None
     """How many of them survive; by default all."""
-    data: str | None = None
-    """Data set whose test images make the groups; by default the network's own."""
-    eps: str | None = None
-    """Radius in pixel units; by default the network's own."""
-    data_dir: str | None = None
-    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> None:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(ExportFlags, "export", rest)
     if not name or not (flags.onnx or flags.vnnlib):
         raise CitrusError("What to export, and where to? citrus export RUN --onnx net.onnx --vnnlib group.vnnlib")
-    target = find_target(name, "export")
-    test = target.test_set(flags.data, flags.data_dir)
+    target = find_target(name, "export", flags)
+    test = target.test_set()
     if flags.onnx:
         save_onnx(target.load(test.shape), flags.onnx, test.shape)
         print(f"network   {flags.onnx}")
     if flags.vnnlib:
-        size = target.group_size if flags.group_size is None else flags.group_size
+        size = target.group_size
         part = slice(flags.group * size, (flags.group + 1) * size)
         if size < 1 or flags.group < 0 or part.start >= len(test):
             raise CitrusError(f"There is no group {flags.group} of {size} in {len(test)} test images.")
         images, labels = as_float(test.images[part]), test.labels[part]
         survivors = len(labels) if flags.survivors is None else flags.survivors
-        write_vnnlib(flags.vnnlib, images, labels, target.radius(flags.eps), len(test.classes), survivors)
+        write_vnnlib(flags.vnnlib, images, labels, target.eps, len(test.classes), survivors)
         print(f"property  {flags.vnnlib}: at least {survivors} of {len(labels)} images survive (unsat if so)")
-    return 0

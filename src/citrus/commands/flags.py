@@ -1,6 +1,7 @@
 """Flags of a command from a dataclass (by tyro), with mistakes told in one sentence."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeVar
 
 from citrus.errors import CitrusError, suggest
@@ -8,19 +9,15 @@ from citrus.errors import CitrusError, suggest
 T = TypeVar("T")
 
 
-def parse_flags(
-    kind: type[T], command: str, arguments: list[str], extra: list[str] | None = None
-) -> tuple[T, list[str]]:
+def parse_flags(kind: type[T], command: str, arguments: list[str], extra: Sequence[str] = ()) -> tuple[T, list[str]]:
     """The flags of `kind` among the arguments, and the rest, whose names must be in `extra`."""
     import tyro
 
-    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for word in arguments:
-        name = word[2:].split("=")[0].replace("-", "_")
-        if word.startswith("--") and name not in ["help", *known, *(extra or [])]:
-            flag = word.split("=")[0]
-            names = [f"--{n.replace('_', '-')}" for n in [*known, *(extra or [])]]
-            raise CitrusError(f"Unknown flag {flag} of `citrus {command}`: {suggest(flag, names)}")
+    names = [*(f.name for f in dataclasses.fields(kind)), *extra]  # type: ignore[arg-type]
+    known = ["--" + name.replace("_", "-") for name in names]
+    for flag in (word.split("=")[0] for word in arguments if word.startswith("--")):
+        if flag.replace("_", "-") not in ["--help", *known]:
+            raise CitrusError(f"Unknown flag {flag} of `citrus {command}`: {suggest(flag, known)}")
     result, rest = tyro.cli(kind, prog=f"citrus {command}", args=arguments, return_unknown_args=True)
     if rest and not extra:
         raise CitrusError(f"`citrus {command}` does not understand {' '.join(rest)!r}; see `citrus {command} --help`.")

@@ -1,9 +1,10 @@
 """`citrus report RUN [RUN ...]`: one self-contained page about a run, or about several side by side."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
-from citrus.commands.flags import parse_flags, take_word
+from citrus.commands.flags import parse_flags
 from citrus.errors import CitrusError
 from citrus.report.document import plain
 from citrus.report.read import read_runs
@@ -18,13 +19,9 @@ class ReportFlags:
     """Folder of report.html and report.md; by default the run folder, or ./report for several runs."""
 
 
-def run(arguments: list[str]) -> int:
-    folders: list[Path] = []
-    word, rest = take_word(arguments)
-    while word is not None:
-        folders.append(Path(word))
-        word, rest = take_word(rest)
-    flags, _ = parse_flags(ReportFlags, "report", rest)
+def run(arguments: list[str]) -> None:
+    folders = [Path(word) for word in takewhile(lambda word: not word.startswith("-"), arguments)]
+    flags, _ = parse_flags(ReportFlags, "report", arguments[len(folders) :])
     if not folders:
         raise CitrusError("Which run? citrus report RUN_FOLDER, or several: citrus report RUN_FOLDER RUN_FOLDER")
     records = read_runs(folders)
@@ -34,4 +31,3 @@ def run(arguments: list[str]) -> int:
         for entry in record.missing:
             print(plain(f"missing   {record.name}: {entry.text} {entry.command}".rstrip()))
     print(plain(f"report    {page}\nmarkdown  {twin}"))
-    return 0

@@ -1,9 +1,8 @@
 """The network that a command is about: a run folder, a network of the zoo, or a file."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from citrus.data import Dataset, load
@@ -14,44 +13,65 @@ from citrus.networks.saved import load_network, weights_file
 from citrus.networks.zoo import cards
 from citrus.training import read_config
 
-DEMO = {"network": "mnist-0.1", "data": "demo"}
-"""`citrus certify demo`: a certified network at once, without training or data."""
+DEMO = "mnist-0.1"
+"""`citrus certify demo`: this network of the zoo on images of the package, so that nothing need be fetched."""
+
+
+@dataclass
+class NetworkFlags:
+    """What every command takes that is about a network and test images."""
+
+    data: str | None = None
+    """Data set of the test images; by default the network's own."""
+    eps: str | None = None
+    """Radius in pixel units, such as 0.1 or 8/255; by default the network's own."""
+    group_size: int | None = None
+    """Images that share one perturbation; by default as in the run, or 5."""
+    data_dir: str | None = None
+    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
+    mean: str | None = None
+    """For an ONNX file without normalisation: mean of each channel, such as 0.1307 or 0.49,0.48,0.45."""
+    std: str | None = None
+    """For an ONNX file without normalisation: standard deviation of each channel."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A network by name, and what is known of it without being told."""
+    """A network by name, what is known of it, and the flags that say more or something else."""
 
+    flags: NetworkFlags
     network: str
     folder: Path
     """Where results about it go."""
-    data: str | None = None
-    eps: float | None = None
-    validation: int = 0
-    """Images held out of its training set."""
-    group_size: int = 5
+    own_data: str | None = None
+    own_eps: float | None = None
+    own_group_size: int = 5
     clip: bool = False
 
-    def load(self, shape: tuple[int, ...], mean: str | None = None, std: str | None = None) -> nn.Module | Graph:
-        """The network for images of this shape; `mean` and `std` are flags for ONNX files."""
-        return load_network(self.network, shape, numbers(mean), numbers(std))
+    @property
+    def eps(self) -> float:
+        if self.flags.eps is not None:
+            return parse_eps(self.flags.eps)
+        if self.own_eps is None:
+            raise CitrusError(f"{self.network} does not say what radius it is for: add --eps E, such as --eps 8/255.")
+        return self.own_eps
 
-    def test_set(self, data: str | None, data_dir: str | None, device: torch.device | str = "cpu") -> Dataset:
-        """The test images of a data set, by default of the target's own."""
-        name = data or self.data
+    @property
+    def group_size(self) -> int:
+        return self.own_group_size if self.flags.group_size is None else self.flags.group_size
+
+    def test_set(self) -> Dataset:
+        name = self.flags.data or self.own_data
         if name is None:
             raise CitrusError(f"{self.network} does not say what images it is for: add --data NAME.")
-        held_out = self.validation if name == self.data else 0
-        return load(name, data_dir=data_dir, validation=held_out).test.to(device)
+        return load(name, data_dir=self.flags.data_dir).test
 
-    def radius(self, eps: str | None) -> float:
-        """The radius of a flag, by default the target's own."""
-        if eps is None and self.eps is None:
-            raise CitrusError(f"{self.network} does not say what radius it is for: add --eps E, such as --eps 8/255.")
-        return parse_eps(eps if eps is not None else self.eps or 0.0)
+    def load(self, shape: tuple[int, ...]) -> nn.Module | Graph:
+        """The network for images of this shape."""
+        return load_network(self.network, shape, numbers(self.flags.mean), numbers(self.flags.std))
 
 
-def find_target(name: str | None, command: str) -> Target:
+def find_target(name: str | None, command: str, flags: NetworkFlags) -> Target:
     """What a word on the command line names; a folder of that name comes first."""
     if not name:
         raise CitrusError(
@@ -61,14 +81,12 @@ def find_target(name: str | None, command: str) -> Target:
     path = Path(name)
     if path.is_dir():
         config = read_config(path)
-        own = Target(name, path, config.data, config.eps)
-        return replace(own, validation=config.validation, group_size=config.group_size, clip=config.clip)
-    folder = Path("runs") / path.stem
+        return Target(flags, name, path, config.data, config.eps, config.group_size, config.clip)
     if name == "demo":
-        return replace(find_target(DEMO["network"], command), folder=folder, data=DEMO["data"])
+        return Target(flags, DEMO, Path("runs/demo"), "demo", cards()[DEMO].eps)
     if path.suffix != ".onnx" and weights_file(path) != path:
-        return Target(name, Path("runs") / name, data=cards()[name].data, eps=cards()[name].eps)
-    return Target(name, folder)
+        return Target(flags, name, Path("runs") / name, cards()[name].data, cards()[name].eps)
+    return Target(flags, name, Path("runs") / path.stem)
 
 
 def numbers(text: str | None) -> tuple[float, ...] | None:

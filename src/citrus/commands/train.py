@@ -1,26 +1,25 @@
 """`citrus train RECIPE [--field value ...]`: from a named recipe to a run folder with a trained, evaluated network."""
 
-import dataclasses
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from citrus.certify import Certification, CertifySettings, certify_into
-from citrus.commands.certify import shown
+from citrus.commands.attack import evaluation_table, save_picture
 from citrus.commands.flags import pairs, parse_flags, take_word
-from citrus.commands.logs import open_log
-from citrus.commands.results import evaluation_table, save_picture
+from citrus.commands.logs import TensorBoard
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
-from citrus.errors import CitrusError
+from citrus.errors import CitrusError, suggest
 from citrus.inputs import format_eps
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
 from citrus.training.config import field_names
-from citrus.training.perturbations import uap_file
+from citrus.training.evaluation import uap_file
 from citrus.training.run import pick_device
 
 
@@ -53,7 +52,7 @@ def run(arguments: list[str]) -> int:
     if "--help" in rest and name:
         _print_fields(name, recipe(name))
         return 0
-    every_field = {n for config in RECIPES.values() for n in field_names(config)}
+    every_field = {field for config in RECIPES.values() for field in field_names(config)}
     flags, words = parse_flags(TrainFlags, "train", rest, sorted(every_field))
     if flags.list:
         print(_recipe_list())
@@ -64,12 +63,13 @@ def run(arguments: list[str]) -> int:
         return 0
     splits = load(config.data, data_dir=flags.data_dir, validation=config.validation)
     if flags.dry_run:
-        return _dry_run(config, splits, flags)
+        _dry_run(config, splits, flags.device)
+        return 0
     out = Path(flags.out) if flags.out else _free_folder(name or "run")
     try:
         result = _train(config, splits, out, flags)
     except Stopped as stop:
-        print(f"{stop}\n  citrus train --resume --out {out}", file=sys.stderr)
+        _say(f"{stop}\n  citrus train --resume --out {out}")
         return 130
     _conclude(result, _certify(result, splits, flags.device))
     return 0
@@ -83,71 +83,58 @@ def _base(name: str | None, flags: TrainFlags) -> TrainConfig:
         raise CitrusError("--resume needs --out, the folder of the run to go on with.")
     if name:
         return recipe(name)
-    if flags.config:
-        return read_config(Path(flags.config))
-    if flags.resume:
-        return read_config(Path(str(flags.out)))
-    raise CitrusError("Which recipe? `citrus train --list` shows them; start with `citrus train quickstart`.")
+    source = flags.config or (flags.out if flags.resume else None)
+    if not source:
+        raise CitrusError("Which recipe? `citrus train --list` shows them; start with `citrus train quickstart`.")
+    return read_config(Path(source))
 
 
 def _free_folder(name: str) -> Path:
-    path, number = Path("runs") / name, 2
-    while path.exists():
-        path = Path("runs") / f"{name}-{number}"
-        number += 1
-    return path
+    folders = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) -> Run:
-    log = open_log(flags.log, out)
-    print(_introduction(config, splits, out), file=sys.stderr)
-    bar: Bar | None = None
-
-    def on_step(progress: Progress) -> None:
-        nonlocal bar
-        bar = bar or Bar(progress.steps, "training", start=progress.step - 1)
-        text = f"epoch {progress.epoch + 1}/{config.epochs} eps {progress.eps:.4f} loss {progress.loss:.4f}"
-        bar.update(progress.step, text)
-
-    def on_epoch(row: dict[str, Any]) -> None:
-        if log:
-            log.add(row)
-
-    def on_stage(text: str) -> None:
-        if bar:
-            bar.close()
-        print(text, file=sys.stderr, flush=True)
-
-    events = Events(on_step=on_step, on_epoch=on_epoch, on_stage=on_stage)
-    try:
-        result = train(config, out, splits=splits, device=flags.device, resume=flags.resume, events=events)
-        if log:
-            log.complete()
-        save_picture(uap_file(out, config.eps))
-        return result
-    finally:
-        for opened in (bar, log):
-            if opened:
-                opened.close()
-
-
-def _introduction(config: TrainConfig, splits: Splits, out: Path) -> str:
-    return (
+    if flags.log not in (None, "tensorboard"):
+        raise CitrusError(f"Unknown log {flags.log!r}: {suggest(flags.log, ['tensorboard'])}")
+    log = TensorBoard(out) if flags.log else None
+    _say(
         f"{config.method.name} on {splits.info.name} at eps {format_eps(config.eps)}: {config.network}, "
         f"{len(splits.train)} training, {len(splits.validation)} validation and {len(splits.test)} test images, "
         f"{config.epochs} epochs of batch {config.batch_size}, into {out}"
     )
+    with Bar("training") as bar, log or nullcontext():
+
+        def on_step(now: Progress) -> None:
+            text = f"epoch {now.epoch + 1}/{config.epochs} eps {now.eps:.4f} loss {now.loss:.4f}"
+            bar.update(now.step, now.steps, text)
+
+        def on_epoch(row: object) -> None:
+            if log:
+                log.update()
+
+        events = Events(on_step, on_epoch, on_stage=_say)
+        result = train(config, out, splits=splits, device=flags.device, resume=flags.resume, events=events)
+        on_epoch(None)  # writes the log of a run that was complete before it was resumed
+    return result
 
 
 def _certify(result: Run, splits: Splits, device: str) -> Certification:
     """Groups of the test images that the attacks saw, through the whole cascade."""
-    print("certifying groups against universal perturbations", file=sys.stderr, flush=True)
-    config, where = result.config, pick_device(device)
-    test = splits.test.to(where).subset(slice(0, config.test_images or len(splits.test)))
+    _say("certifying groups against universal perturbations")
+    config, place = result.config, pick_device(device)
+    test = splits.test.subset(slice(0, config.test_images or None)).to(place)
     settings = CertifySettings(group_size=config.group_size, grouping="dataset")
-    network, out = result.network.to(where), result.path / "certify"
-    with shown() as on_rows:
-        return certify_into(out, network, as_float(test.images), test.labels, config.eps, settings, on_rows=on_rows)
+    with Bar("groups") as bar:
+        return certify_into(
+            result.path / "certify",
+            result.network.to(place),
+            as_float(test.images),
+            test.labels,
+            config.eps,
+            settings,
+            on_rows=lambda rows, done, total: bar.update(done, total),
+        )
 
 
 def _conclude(result: Run, certified: Certification) -> None:
@@ -155,36 +142,31 @@ def _conclude(result: Run, certified: Certification) -> None:
     summary = json.loads((result.path / "summary.json").read_text())
     print(evaluation_table(result.evaluation, certified))
     print(f"\ntraining took {duration(summary['training_seconds'])}, evaluation {duration(result.evaluation.seconds)}")
-    pictures = sorted((result.path / "uap").glob("*.png"))
-    for picture in pictures:
+    picture = save_picture(uap_file(result.path, result.config.eps))
+    if picture:
         print(f"picture     {picture}")
     print(f"run folder  {result.path}")
     print(f"next        citrus certify {result.path} --group-size 20 --certificates")
     print(f"report      citrus report {result.path}")
 
 
-def _dry_run(config: TrainConfig, splits: Splits, flags: TrainFlags) -> int:
+def _dry_run(config: TrainConfig, splits: Splits, device: str) -> None:
     """One step at full eps and a small evaluation, in a folder that is thrown away."""
     few = slice(0, 2 * config.group_size)
     train_part = splits.train.subset(slice(0, config.batch_size))
     small = Splits(train_part, splits.validation.subset(few), splits.test.subset(few), splits.info)
-    one = dataclasses.replace(config, epochs=1, warmup_epochs=0, ramp_epochs=0, milestones=())
+    one = replace(config, epochs=1, warmup_epochs=0, ramp_epochs=0, milestones=())
     with tempfile.TemporaryDirectory() as folder:
-        train(one, Path(folder) / "run", splits=small, device=flags.device)
+        train(one, Path(folder) / "run", splits=small, device=device)
     print("dry run: one step and the evaluation went through; nothing was kept")
-    return 0
 
 
 def _recipe_list() -> str:
     lines = [f"{len(RECIPES)} recipes; names that end in the method carry published hyper-parameters", ""]
     width = max(map(len, RECIPES)) + 2
     for name, config in RECIPES.items():
-        measured = MEASURED.get(name)
-        note = (
-            f"clean {measured.clean:.2f} ibp {measured.ibp_certified:.2f} in {measured.minutes:.1f} min"
-            if measured
-            else ""
-        )
+        found = MEASURED.get(name)
+        note = f"clean {found.clean:.2f} ibp {found.ibp_certified:.2f} in {found.minutes:.1f} min" if found else ""
         lines.append(f"  {name:{width}}{config.network:10}{config.epochs:4} epochs  {note}".rstrip())
     return "\n".join(lines)
 
@@ -200,3 +182,7 @@ def _print_fields(name: str, config: TrainConfig) -> None:
         default=config,
         args=["--help"],
     )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

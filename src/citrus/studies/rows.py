@@ -13,7 +13,7 @@ from typing import Any
 
 from citrus.errors import CitrusError
 from citrus.files import append_line, read_lines
-from citrus.training.folder import environment
+from citrus.training.environment import environment
 
 Row = dict[str, Any]
 ENVIRONMENTS = "environments.jsonl"

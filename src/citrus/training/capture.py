@@ -28,24 +28,20 @@ class Recorded:
     def __call__(self, kind: Hashable) -> None:
         if self.stream is None:
             self.function(kind)
-        elif kind in self.recordings or self.calls[kind] >= WARM_UP:
+        elif self.calls[kind] < WARM_UP:
+            self.calls[kind] += 1
+            self.stream.wait_stream(torch.cuda.current_stream())  # beside all else, as a recording wants it
+            with torch.cuda.stream(self.stream):
+                self.function(kind)
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
             if kind not in self.recordings:
                 self.recordings[kind] = self._record(kind)
             self.recordings[kind].replay()
-        else:
-            self.calls[kind] += 1
-            self._beside(kind)
 
     def forget(self) -> None:
         """Drop all recordings, so that the next calls run as they are and record anew."""
         self.recordings, self.calls, self.pool = {}, Counter(), None
-
-    def _beside(self, kind: Hashable) -> None:
-        """Run on a stream of its own, as a recording wants it."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.function(kind)
-        torch.cuda.current_stream().wait_stream(self.stream)
 
     def _record(self, kind: Hashable) -> Any:
         graph = torch.cuda.CUDAGraph()
@@ -61,19 +57,8 @@ class Glance:
 
     def __init__(self, source: Tensor) -> None:
         self.source = source
-        self.values = source.tolist()
-        self.arriving: tuple[Tensor, Any] | None = None
+        self.arrived = torch.zeros_like(source, device="cpu", pin_memory=source.is_cuda)
 
     def __call__(self) -> list[float]:
-        if self.source.device.type != "cuda":
-            return list(self.source.tolist())
-        if self.arriving and self.arriving[1].query():
-            self.values = self.arriving[0].tolist()
-            self.arriving = None
-        if not self.arriving:
-            copy = torch.empty(self.source.shape, dtype=self.source.dtype, pin_memory=True)
-            copy.copy_(self.source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self.arriving = copy, event
-        return list(self.values)
+        self.arrived.copy_(self.source, non_blocking=True)
+        return list(self.arrived.tolist())

@@ -107,21 +107,16 @@ LIMITS = {
 }
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain JSON values; a method carries its name."""
-    result: dict[str, Any] = {"name": config.name} if type(config) in METHODS.values() else {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        value = to_dict(value) if dataclasses.is_dataclass(value) else value
-        result[f.name] = list(value) if isinstance(value, tuple) else value
-    return result
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Plain JSON values; the method carries its name."""
+    values = dataclasses.asdict(config)
+    values["method"] = {"name": config.method.name, **values["method"]}
+    return dict(json.loads(json.dumps(values)))  # tuples become lists
 
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration that `to_dict` wrote. Unknown, missing and ill-typed fields are errors that name the field."""
-    config = _build(TrainConfig, values, "")
-    assert isinstance(config, TrainConfig)
-    return config
+    return _build(TrainConfig, values, "")
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -138,41 +133,36 @@ def read_config(path: Path) -> TrainConfig:
 
 def override(config: TrainConfig, changes: dict[str, str]) -> TrainConfig:
     """Change fields by dotted name, as the command line writes them: {"method.tau_ratio": "0.4", "eps": "8/255"}."""
-    values = to_dict(config)
+    values, names = to_dict(config), field_names(config)
     for name, text in changes.items():
-        place = values
         *path, last = name.replace("-", "_").split(".")
+        if ".".join([*path, last]) not in names:
+            raise CitrusError(f"Unknown field {name!r}: {suggest(name, names)}")
+        place = values
         for part in path:
-            place = place.get(part, {}) if isinstance(place.get(part, {}), dict) else {}
-        if last not in place or isinstance(place[last], dict):
-            raise CitrusError(f"Unknown field {name!r}: {suggest(name, field_names(config))}")
+            place = place[part]
         place[last] = text.split(",") if isinstance(place[last], list) else text
     return from_dict(values)
 
 
 def field_names(config: Any, prefix: str = "") -> list[str]:
     """All fields by dotted name."""
-    names = []
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        nested = dataclasses.is_dataclass(value)
-        names += field_names(value, f"{prefix}{f.name}.") if nested else [prefix + f.name]
+    names: list[str] = []
+    for name, value in vars(config).items():
+        names += field_names(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else [prefix + name]
     return names
 
 
 def _build(kind: Any, values: dict[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    """A dataclass from the JSON values of its fields; `where` is the beginning of their dotted names."""
+    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     for name in values:
         if name not in fields:
             raise CitrusError(f"Unknown field {where + name!r}: {suggest(name, fields)}")
-    missing = [
-        name
-        for name, f in fields.items()
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
+    absent = [f for name, f in fields.items() if name not in values]
+    missing = [where + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]
     if missing:
-        raise CitrusError(f"The configuration lacks {', '.join(where + name for name in missing)}.")
+        raise CitrusError(f"The configuration lacks {', '.join(missing)}.")
     return kind(**{name: _value(hints[name], value, where + name) for name, value in values.items()})
 
 
@@ -183,14 +173,15 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         if not right:
             raise CitrusError(f"{name} must be {what}, got {value!r}.")
 
-    if kind == AnyMethod:
-        given = value.get("name") if isinstance(value, dict) else value
-        if not isinstance(value, dict) or str(given) not in METHODS:
-            raise CitrusError(f"Unknown method {given!r}: {suggest(str(given), METHODS)}")
-        return _build(METHODS[str(given)], {k: v for k, v in value.items() if k != "name"}, f"{name}.")
-    if dataclasses.is_dataclass(kind):
+    if kind == AnyMethod or dataclasses.is_dataclass(kind):
         require(isinstance(value, dict), "an object with fields")
-        return _build(kind, value, f"{name}.")
+        fields = dict(value)
+        if kind == AnyMethod:
+            method = fields.pop("name", None)
+            if str(method) not in METHODS:
+                raise CitrusError(f"Unknown method {method!r}: {suggest(str(method), METHODS)}")
+            kind = METHODS[str(method)]
+        return _build(kind, fields, f"{name}.")
     if get_origin(kind) is tuple:
         require(isinstance(value, list | tuple), "a list")
         return tuple(_value(get_args(kind)[0], v, name) for v in value if v != "")

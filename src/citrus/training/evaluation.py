@@ -1,8 +1,16 @@
-"""How good a network is: clean, proved by interval bounds, attacked image by image, and attacked universally."""
+"""How good a network is: clean, proved by interval bounds, attacked image by image, and attacked universally.
+
+What the universal attack finds can be kept in FOLDER/uap/EPS.safetensors, for pictures and tables without data or
+network: delta (groups, C, H, W); for every attacked image its group, label, prediction without (clean) and with
+(perturbed) the perturbation, and whether it is fooled; and the images of the group that suffers most (shown: their
+places, images).
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +18,15 @@ from torch import Tensor, nn
 from citrus.attacks import Ascent, UniversalResult, consecutive_groups, fooled, pgd, universal_pgd
 from citrus.bounds import interval, margin_rows
 from citrus.errors import CitrusError, SoundnessError
-from citrus.inputs import check_images, parse_eps
+from citrus.files import save_tensors
+from citrus.inputs import check_images, eps_in_name, parse_eps
 from citrus.networks import Graph, graph
 from citrus.networks.precision import true_float32
 
 CHUNK = 500
 PGD_40 = Ascent(steps=40, restarts=1)
 UNIVERSAL = Ascent(steps=60, restarts=4)
+MOST_IMAGES = 16  # kept of those that the perturbation flips, and as many of those that it does not
 
 
 @dataclass(frozen=True)
@@ -32,16 +42,95 @@ class Evaluation:
     pgd: float
     universal: float
     group_size: int
-    pgd_steps: int
-    universal_restarts: int
     seconds: float
+    pgd_steps: int = PGD_40.steps
+    universal_restarts: int = UNIVERSAL.restarts
+
+
+def evaluate(
+    network: nn.Module | Graph,
+    images: Tensor,
+    labels: Tensor,
+    eps: float | str,
+    *,
+    group_size: int = 5,
+    attacked: int | None = None,
+    clip: bool = False,
+    seed: int = 0,
+    out: str | Path | None = None,
+    classes: Sequence[str] = (),
+) -> tuple[Evaluation, UniversalResult]:
+    """Measure a network in eval mode. The attacks see the first `attacked` images, in groups in the order given.
+
+    `clip` concerns certification and PGD per image; a universal perturbation is never clipped. A folder `out` keeps
+    the universal perturbations, with the names of `classes`.
+    """
+    started, eps = time.perf_counter(), parse_eps(eps)
+    plain = graph(network, tuple(images.shape[1:])).map(Tensor.detach)
+    check_images(images, labels, plain.classes, plain.input_shape)
+    count = len(images) if attacked is None else min(attacked, len(images))
+    if count < 1:
+        raise CitrusError(f"The attacks need at least one image, got {count}.")
+    x, y = images[:count], labels[:count]
+    proved = ibp_certified(plain, images, labels, eps, clip)
+    alone, together = _attacks(plain, x, y, eps, group_size, clip, seed)
+    broken = (proved[:count] & (alone if clip else alone | together.fooled)).nonzero()
+    if len(broken):
+        raise SoundnessError(f"Image {int(broken[0])} is certified at eps {eps} and yet an attack fools it.")
+    result = Evaluation(
+        eps=eps,
+        clip=clip,
+        images=len(images),
+        clean=percent(predictions(network, images) == labels),
+        ibp_certified=percent(proved),
+        attacked_images=count,
+        pgd=100 - percent(alone),
+        universal=100 - percent(together.fooled),
+        group_size=group_size,
+        seconds=time.perf_counter() - started,
+    )
+    if out is not None:
+        about = {"eps": eps, "group_size": group_size, "classes": list(classes)}
+        save_attack(uap_file(out, eps), together, network, x, y, about)
+    return result, together
+
+
+def uap_file(out: str | Path, eps: float) -> Path:
+    """Where a folder keeps the perturbations of a radius."""
+    return Path(out) / "uap" / f"{eps_in_name(eps)}.safetensors"
+
+
+def save_attack(
+    path: Path,
+    attack: UniversalResult,
+    network: nn.Module | Graph,
+    images: Tensor,
+    labels: Tensor,
+    about: dict[str, Any],
+) -> None:
+    """Write what an attack on these images found."""
+    clean = predictions(network, images)
+    inside = attack.groups == attack.worst_group(clean == labels)
+    flipped = inside & (clean == labels) & attack.fooled
+    shown = torch.cat([mask.nonzero().flatten()[:MOST_IMAGES] for mask in (flipped, inside & ~flipped)])
+    tensors = {
+        "delta": attack.delta,
+        "groups": attack.groups,
+        "labels": labels,
+        "clean": clean,
+        "perturbed": predictions(network, images + attack.delta[attack.groups]),
+        "fooled": attack.fooled,
+        "shown": shown,
+        "images": images[shown],
+    }
+    save_tensors(path, tensors, about)
 
 
 @torch.no_grad()
-def clean_accuracy(network: nn.Module | Graph, images: Tensor, labels: Tensor) -> float:
-    """Percent of images classified right."""
+def predictions(network: nn.Module | Graph, images: Tensor) -> Tensor:
+    """The class that each image is taken for."""
     with true_float32():
-        return percent(torch.cat([network(x).argmax(1) == y for x, y in _chunks(images, labels)]))
+        return torch.cat([network(x).argmax(1) for x in images.split(CHUNK)])
 
 
 @torch.no_grad()
@@ -60,81 +149,26 @@ def ibp_certified(network: nn.Module | Graph, images: Tensor, labels: Tensor, ep
     return torch.cat(proved)
 
 
-def evaluate(
-    network: nn.Module | Graph,
-    images: Tensor,
-    labels: Tensor,
-    eps: float | str,
-    *,
-    group_size: int = 5,
-    attacked: int | None = None,
-    clip: bool = False,
-    seed: int = 0,
-) -> tuple[Evaluation, UniversalResult]:
-    """Measure a network in eval mode. The attacks see the first `attacked` images, in groups in the order given.
+def percent(mask: Tensor) -> float:
+    return 100 * mask.double().mean().item()
 
-    `clip` concerns certification and PGD per image; a universal perturbation is never clipped.
-    """
-    eps = parse_eps(eps)
-    plain = graph(network, tuple(images.shape[1:])).map(Tensor.detach)
-    check_images(images, labels, plain.classes, plain.input_shape)
-    count = len(images) if attacked is None else min(attacked, len(images))
-    if count < 1:
-        raise CitrusError(f"The attacks need at least one image, got {count}.")
-    started = time.perf_counter()
-    proved = ibp_certified(network, images, labels, eps, clip)
+
+def _attacks(
+    plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, clip: bool, seed: int
+) -> tuple[Tensor, UniversalResult]:
+    """Which images 40 steps of PGD fool one by one, and one perturbation per group of images in order."""
     generator = torch.Generator(images.device).manual_seed(seed)
-    x, y = images[:count], labels[:count]
+    groups = consecutive_groups(len(images), group_size, images.device)
+    alone, together = [], []
     with true_float32():  # as the proofs: a margin smaller than TF32's rounding must not look broken
-        alone = _pgd_fooled(plain, x, y, eps, clip, generator)
-        together = _universal_attack(plain, x, y, eps, group_size, generator)
-    broken = proved[:count] & (alone if clip else alone | together.fooled)
-    if broken.any():
-        raise SoundnessError(f"Image {int(broken.nonzero()[0])} is certified at eps {eps} and yet an attack fools it.")
-    result = Evaluation(
-        eps=eps,
-        clip=clip,
-        images=len(images),
-        clean=clean_accuracy(network, images, labels),
-        ibp_certified=percent(proved),
-        attacked_images=count,
-        pgd=100 - percent(alone),
-        universal=100 - percent(together.fooled),
-        group_size=group_size,
-        pgd_steps=PGD_40.steps,
-        universal_restarts=UNIVERSAL.restarts,
-        seconds=time.perf_counter() - started,
-    )
-    return result, together
-
-
-def _pgd_fooled(
-    plain: Graph, images: Tensor, labels: Tensor, eps: float, clip: bool, generator: torch.Generator
-) -> Tensor:
-    """For which images 40 steps of PGD find a perturbation of their own."""
-    parts = []
-    for x, y in _chunks(images, labels):
-        delta = pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator)
-        parts.append(fooled(plain(x + delta), y))
-    return torch.cat(parts)
-
-
-def _universal_attack(
-    plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, generator: torch.Generator
-) -> UniversalResult:
-    """One perturbation per group of images in order, many groups at a time."""
-    chunk = max(1, CHUNK // group_size) * group_size
-    parts = []
-    for x, y in _chunks(images, labels, chunk):
-        groups = consecutive_groups(len(x), group_size, x.device)
-        parts.append(universal_pgd(plain, x, y, groups, eps, UNIVERSAL, generator))
-    delta, wrong = torch.cat([p.delta for p in parts]), torch.cat([p.fooled for p in parts])
-    return UniversalResult(delta, consecutive_groups(len(images), group_size, images.device), wrong)
+        for x, y in _chunks(images, labels):
+            delta = pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator)
+            alone.append(fooled(plain(x + delta), y))
+        for x, y in _chunks(images, labels, max(1, CHUNK // group_size) * group_size):
+            together.append(universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator))
+    deltas, wrong = torch.cat([part.delta for part in together]), torch.cat([part.fooled for part in together])
+    return torch.cat(alone), UniversalResult(deltas, groups, wrong)
 
 
 def _chunks(images: Tensor, labels: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(images.split(size), labels.split(size), strict=True)
-
-
-def percent(mask: Tensor) -> float:
-    return 100 * mask.double().mean().item()
+    return zip(images.split(size), labels.split(size), strict=True)

@@ -8,7 +8,7 @@ network = trainer.finish()
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,11 @@ from citrus.data.augment import shuffle
 from citrus.errors import CitrusError
 from citrus.training.capture import Glance, Recorded
 from citrus.training.config import TrainConfig
-from citrus.training.evaluation import clean_accuracy, ibp_certified, percent
+from citrus.training.evaluation import ibp_certified, percent, predictions
 from citrus.training.randomness import seed_of, stream
 from citrus.training.schedule import Moment, Phase, moment
-from citrus.training.statistics import estimate_statistics
 from citrus.training.step import SUMS, TrainingStep
-from citrus.training.weights import make_network
+from citrus.training.weights import estimate_statistics, make_network
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,9 @@ class Progress:
     epoch: int
     eps: float
     loss: float
-
-
-class Stopped(Exception):
-    """A run was asked to stop and has kept its state."""
+    """Mean of the epoch so far."""
+    row: dict[str, Any] | None = None
+    """The metrics of the epoch that this step ends."""
 
 
 class Trainer:
@@ -62,29 +60,26 @@ class Trainer:
         self.position = 0
         """Steps taken so far."""
 
-    # ------------------------------------------------------------------------------------------------- the loop
+    def epochs(self) -> Iterator[dict[str, Any]]:
+        """Train to the end, with one row of metrics per epoch."""
+        return (progress.row for progress in self.steps() if progress.row)
 
-    def epochs(self, on_step: Callable[[Progress], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Train to the end, yielding one row of metrics per epoch. `on_step` may raise `Stopped` between two steps."""
+    def steps(self) -> Iterator[Progress]:
+        """Train to the end, step by step; between two steps a run may be stopped."""
+        count = self.steps_per_epoch
         while self.position < self.total_steps:
-            epoch, done = divmod(self.position, self.steps_per_epoch)
-            started, first = time.perf_counter(), done
+            epoch, first = divmod(self.position, count)
+            started = time.perf_counter()
             order = shuffle(len(self.data), stream(self.config.seed, "shuffle", epoch)).to(self.device)
             batches = order.split(self.config.batch_size)
-            moments = [self._moment(epoch * self.steps_per_epoch + i) for i in range(self.steps_per_epoch)]
-            rows = [TrainingStep.numbers(epoch * self.steps_per_epoch + i, now) for i, now in enumerate(moments)]
-            numbers = torch.tensor(rows, dtype=torch.float64).to(self.device)
-            while done < self.steps_per_epoch:
-                now = moments[done]
-                self.training_step.prepare(batches[done], numbers[done])
-                self._train_step(now.phase)
-                done += 1
-                progress = Progress(self.position, self.total_steps, epoch, now.eps, self.glance()[0] / done)
-                if done < self.steps_per_epoch and on_step:
-                    on_step(progress)
-            yield self._epoch_row(epoch, moments, started, done - first)
-            if on_step:
-                on_step(progress)
+            moments = [self._moment(step) for step in range(epoch * count, (epoch + 1) * count)]
+            numbers = torch.tensor([now[:-1] for now in moments], dtype=torch.float64).to(self.device)
+            for i in range(first, count):
+                self.training_step.prepare(batches[i], numbers[i])
+                self._train_step(moments[i].phase)
+                loss = self.glance()[0] / (i + 1)
+                row = self._epoch_row(epoch, moments, started, count - first) if i + 1 == count else None
+                yield Progress(self.position, self.total_steps, epoch, moments[i].eps, loss, row)
 
     def _moment(self, step: int) -> Moment:
         return moment(self.config, step, self.steps_per_epoch)
@@ -129,8 +124,6 @@ class Trainer:
                 "checkpoint is kept. Try a smaller lr, a longer ramp or clip_norm 10."
             )
 
-    # ------------------------------------------------------------------------------------------- after an epoch
-
     def _epoch_row(self, epoch: int, moments: list[Moment], started: float, steps: int) -> dict[str, Any]:
         self.check_finite()
         row: dict[str, Any] = {"epoch": epoch, "step": self.position, "lr": moments[-1].lr, "eps": moments[-1].eps}
@@ -143,7 +136,7 @@ class Trainer:
         if len(self.validation) and due:
             self.network.eval()
             images, labels = as_float(self.validation.images), self.validation.labels
-            row["validation_clean"] = clean_accuracy(self.network, images, labels)
+            row["validation_clean"] = percent(predictions(self.network, images) == labels)
             proved = ibp_certified(self.network, images, labels, self.config.eps, self.config.clip)
             row["validation_ibp"] = percent(proved)
             self.network.train()
@@ -157,8 +150,6 @@ class Trainer:
         estimate_statistics(network, self.data, min(len(self.data), max(self.config.batch_size, 256)))
         return network.eval()
 
-    # ------------------------------------------------------------------------------------------------ its state
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers from which `restore` continues as if nothing had happened."""
         self.check_finite()
@@ -166,7 +157,8 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         try:
-            self.training_step.restore(tensors)
+            for name, place in self.training_step.state().items():
+                place.copy_(tensors[name].view_as(place))
             self.position = int(header["step"])
         except (RuntimeError, KeyError, ValueError) as error:
             raise CitrusError(f"The checkpoint does not belong to this configuration: {error}") from error

@@ -2,8 +2,14 @@
 
 run = train(config, out="runs/mine")            # stops safely on Ctrl-C; train(..., resume=True) goes on
 network = load_run("runs/mine").network
+
+runs/mine/  config.json  env.json  metrics.jsonl  checkpoints/last.safetensors
+            model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
+Ctrl-C, kill -9 and a full disk lose at most the steps since the last checkpoint: files are replaced as a whole, and
+rows of metrics are appended.
 """
 
+import json
 import signal
 import threading
 import time
@@ -16,18 +22,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from citrus.data import Splits, load
+from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, save_tensors
-from citrus.networks.saved import load_network, save_network
+from citrus.files import append_line, load_tensors, parse_object, read_lines, save_tensors, write_json, write_text
+from citrus.networks.saved import MODEL, load_network, save_network
 from citrus.training.config import TrainConfig, read_config, to_dict
-from citrus.training.evaluation import Evaluation
-from citrus.training.folder import RunFolder
-from citrus.training.loop import Progress, Stopped, Trainer
-from citrus.training.perturbations import evaluate_into
+from citrus.training.environment import environment
+from citrus.training.evaluation import Evaluation, evaluate
+from citrus.training.loop import Progress, Trainer
 from citrus.training.weights import description
 
+METRICS, CHECKPOINT = "metrics.jsonl", "checkpoints/last.safetensors"
 CHECKPOINT_SECONDS = 120.0
+
+
+class Stopped(Exception):
+    """A run was asked to stop and has kept its state."""
 
 
 @dataclass(frozen=True)
@@ -58,71 +68,87 @@ def train(
     device: str = "auto",
     resume: bool = False,
     stop_after: int | None = None,
-    events: Events | None = None,
+    events: Events = Events(),  # noqa: B008 - frozen
 ) -> Run:
     """Train by `config` in the run folder `out` and evaluate the result on the test set.
 
     `stop_after` ends after that many steps in all, keeping the state; `Stopped` is then raised, as after Ctrl-C.
     """
-    events = events or Events()
     splits = splits or load(config.data, data_dir=data_dir, validation=config.validation)
-    folder = RunFolder(Path(out))
-    trainer = Trainer(config, splits, pick_device(device))
-    folder.open(config, resume)
-    if resume and folder.checkpoint.exists():
-        trainer.restore(*load_tensors(folder.checkpoint))
-        folder.note_other_machine()
-    folder.forget_metrics_after(trainer.position)
-    folder.log(f"training on {trainer.device} from step {trainer.position} of {trainer.total_steps}")
-    _train(trainer, folder, events, stop_after)
+    path, trainer = Path(out), Trainer(config, splits, pick_device(device))
+    _open(path, config, resume)
+    if resume and (path / CHECKPOINT).exists():
+        trainer.restore(*load_tensors(path / CHECKPOINT))
+        _tell_differences(path, events)
+    _train(trainer, path, events, stop_after)
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
-    save_network(folder.model, network, description(config, splits.info), {"config": to_dict(config)})
-    return _evaluate(Run(folder.path, config, network), splits, trainer.device, folder, events)
-
-
-def _train(trainer: Trainer, folder: RunFolder, events: Events, stop_after: int | None) -> None:
-    saved = time.monotonic()
-
-    def on_step(progress: Progress) -> None:
-        nonlocal saved
-        events.on_step(progress)
-        stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
-        if stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
-            save_tensors(folder.checkpoint, *trainer.state())
-            saved = time.monotonic()
-        if stop:
-            folder.log(f"stopped at step {progress.step}")
-            raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
-
-    with _stop_signals() as signals:
-        for row in trainer.epochs(on_step):
-            folder.append_metrics(row)
-            save_tensors(folder.checkpoint, *trainer.state())
-            saved = time.monotonic()
-            events.on_epoch(row)
-
-
-def _evaluate(run: Run, splits: Splits, device: torch.device, folder: RunFolder, events: Events) -> Run:
+    save_network(path / MODEL, network, description(config, splits.info), {"config": to_dict(config)})
     events.on_stage("evaluating on the test set")
-    config = run.config
-    result = evaluate_into(
-        folder.path,
-        run.network,
-        splits.test.to(device),
+    test = splits.test.to(trainer.device)
+    result, _ = evaluate(
+        network,
+        as_float(test.images),
+        test.labels,
         config.eps,
         group_size=config.group_size,
         attacked=config.test_images or None,
         clip=config.clip,
         seed=config.seed,
+        out=path,
+        classes=test.classes,
     )
-    seconds = sum(row["seconds"] for row in folder.metrics())
-    folder.write_json("summary.json", {**asdict(result), "training_seconds": round(seconds, 1), "seed": config.seed})
-    folder.log(
-        f"clean {result.clean:.2f} ibp {result.ibp_certified:.2f} pgd {result.pgd:.2f} "
-        f"universal {result.universal:.2f} (percent)"
-    )
-    return Run(run.path, config, run.network, result)
+    seconds = round(sum(row["seconds"] for row in read_lines(path / METRICS)[0]), 1)
+    write_json(path / "summary.json", {**asdict(result), "training_seconds": seconds, "seed": config.seed})
+    return Run(path, config, network, result)
+
+
+def _open(path: Path, config: TrainConfig, resume: bool) -> None:
+    """Start a new run, or check that the folder holds this very configuration to be resumed."""
+    if not (path / "config.json").exists():
+        if resume:
+            raise CitrusError(f"There is no run to resume in {path}.")
+        write_json(path / "env.json", environment())
+        write_json(path / "config.json", to_dict(config))
+        return
+    before, now = to_dict(read_config(path)), to_dict(config)
+    changed = [name for name in now if before[name] != now[name]]
+    if changed:
+        raise CitrusError(
+            f"{path} holds a run of another configuration ({', '.join(changed)} differ): "
+            "choose another --out, or resume with the configuration it was started with."
+        )
+    if not resume:
+        raise CitrusError(f"{path} already holds this run: add --resume to go on, or choose another --out.")
+
+
+def _tell_differences(path: Path, events: Events) -> None:
+    """Sums depend on torch, the machine and the number of threads: resuming is exact where they are the same."""
+    before, now = parse_object((path / "env.json").read_text()) or {}, environment()
+    for name in ("torch", "cpu", "threads", "gpu"):
+        if before.get(name) != now[name]:
+            change = f"{name} was {before.get(name)} and is {now[name]}"
+            events.on_stage(f"{change}: last digits may differ from a run in one go")
+
+
+def _train(trainer: Trainer, path: Path, events: Events, stop_after: int | None) -> None:
+    """All steps that are left, with a checkpoint after each epoch, every two minutes, and when asked to stop."""
+    rows = [row for row in read_lines(path / METRICS)[0] if row["step"] <= trainer.position]  # others will come again
+    write_text(path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+    saved = time.monotonic()
+    with _stop_signals() as signals:
+        for progress in trainer.steps():
+            events.on_step(progress)
+            stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
+            if progress.row:
+                append_line(path / METRICS, progress.row)
+            if progress.row or stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                save_tensors(path / CHECKPOINT, *trainer.state())
+                saved = time.monotonic()
+            if progress.row:
+                events.on_epoch(progress.row)
+            if stop:
+                raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
 
 
 def load_run(path: str | Path) -> Run:

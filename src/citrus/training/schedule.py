@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from citrus.training.config import TrainConfig
 
@@ -17,16 +18,16 @@ class Phase:
     stage: int
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Everything that a schedule says about one step."""
+class Moment(NamedTuple):
+    """Everything that a schedule says about one step: the numbers that the device reads, and its kind."""
 
-    phase: Phase
+    step: int
     eps: float
     ramp: float
     """eps as a share of its final value."""
     regularizer: float
     lr: float
+    phase: Phase
 
 
 def moment(config: TrainConfig, step: int, steps_per_epoch: int) -> Moment:
@@ -36,7 +37,7 @@ def moment(config: TrainConfig, step: int, steps_per_epoch: int) -> Moment:
     weight = config.regularizer * (1 - ramp) if config.method.certified and config.train_eps else 0.0
     stage = config.method.stage(step / (config.epochs * steps_per_epoch))
     phase = Phase(eps > 0, weight > 0, ramp < 1, stage)
-    return Moment(phase, eps, ramp, weight, lr_at(config, step, steps_per_epoch))
+    return Moment(step, eps, ramp, weight, lr_at(config, step, steps_per_epoch), phase)
 
 
 def smooth_ramp(step: int, first: int, last: int, top: float) -> float:

@@ -4,10 +4,6 @@ Everything that changes from step to step lies in tensors of fixed place (`index
 that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,10 +15,9 @@ from citrus.networks import Statistics, fold, trace
 from citrus.networks.kernels import compilable, compiling, in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
-from citrus.training.schedule import Moment, Phase
+from citrus.training.schedule import Phase
 from citrus.training.shi import balance, tightness
-from citrus.training.statistics import update_running
-from citrus.training.weights import normalisation
+from citrus.training.weights import description, update_running
 
 SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
 BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
@@ -41,25 +36,23 @@ class TrainingStep:
         self.trace = trace(network, info.shape)
         self.lr = torch.tensor(config.lr, device=device)
         self.optimizer = torch.optim.Adam(network.parameters(), lr=self.lr, fused=True, capturable=on_gpu)
+        for p in network.parameters():  # what Adam would make at its first step: a checkpoint is put back in its place
+            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            self.optimizer.state[p] = {"step": torch.zeros((), device=device), **moments}
         plain = fold(self.trace)
         config.method.check_graph(plain)
         self.method_state = {k: v.to(device) for k, v in config.method.initial_state(plain).items()}
         self.index = torch.zeros(config.batch_size, dtype=torch.long, device=device)
         self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
         self.generator = torch.Generator(device)
-        self.std = torch.tensor(normalisation(config, info)[1], device=device)
+        self.std = torch.tensor(description(config, info)["std"], device=device)
         self.sums = torch.zeros(len(SUMS), device=device)
         self.first_bad = torch.full((), torch.inf, dtype=torch.float64, device=device)
         """The first step whose loss was not finite."""
         self.max_boxes = max(1, int(config.memory_gb * 2**30 / (plain.neurons * BYTES_PER_NEURON)))
 
-    @staticmethod
-    def numbers(step: int, now: Moment) -> tuple[float, ...]:
-        """What `scalars` holds in a step."""
-        return (float(step), now.eps, now.ramp, now.regularizer, now.lr)
-
     def prepare(self, index: Tensor, numbers: Tensor) -> None:
-        """Put in place which images the next step trains on, and its numbers."""
+        """Put in place which images the next step trains on, and the numbers of its moment."""
         self.index.copy_(index)
         self.scalars.copy_(numbers)
 
@@ -68,7 +61,9 @@ class TrainingStep:
         step, _, _, weight, lr = self.scalars.unbind()
         self.lr.copy_(lr)
         images, labels = self._images(), self.data.labels[self.index]
-        with self._arithmetic():
+        fast = config.precision != "float32"
+        kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=fast)
+        with tf32(fast), kernels, compiling(config.compile):
             logits, statistics = self.trace.forward_with_statistics(images)
             clean = F.cross_entropy(logits, labels)
             robust, boxes = self._method_loss(phase, images, labels, clean, statistics)
@@ -129,38 +124,11 @@ class TrainingStep:
         return clean, box_losses(batch, images, SMALL_EPS, labels)[1]
 
     def state(self) -> dict[str, Tensor]:
-        """All that steps change, by name; the optimiser's settings are in the configuration already."""
-        optimizer = self.optimizer.state_dict()["state"]
+        """The tensors that steps change, by name; the optimiser's settings are in the configuration already."""
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
-        for i, entry in optimizer.items():
-            tensors |= {f"optimizer.{i}.{name}": torch.as_tensor(value) for name, value in entry.items()}
-        tensors |= {f"method.{name}": tensor for name, tensor in self.method_state.items()}
-        return {name: tensor.contiguous() for name, tensor in tensors.items()} | {"sums": self.sums}
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` gave."""
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        self.network.load_state_dict(part("network."))
-        state: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in part("optimizer.").items():
-            i, key = name.split(".")
-            state[int(i)][key] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr  # torch would put a copy in the place of the tensor that each step writes to
-        self.sums.copy_(tensors["sums"])
-        for name, value in self.method_state.items():
-            value.copy_(tensors[f"method.{name}"])
-
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        fast = self.config.precision != "float32"
-        kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=fast)
-        with tf32(fast), kernels, compiling(self.config.compile):
-            yield
+        for i, entry in enumerate(self.optimizer.state.values()):
+            tensors |= {f"optimizer.{i}.{name}": tensor for name, tensor in entry.items()}
+        return tensors | {f"method.{name}": tensor for name, tensor in self.method_state.items()} | {"sums": self.sums}
 
 
 def augmentation(config: TrainConfig, info: DatasetInfo) -> tuple[int, bool]:
