@@ -5,10 +5,11 @@ not what this file makes of the rows.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from citrus.report.charts import Line, line_chart, linear_axis, series_key
+from citrus.report.charts import Line, line_chart, linear_axis, series
 from citrus.report.standalone import svg_file
 from citrus.studies import read_rows
 from citrus.studies.paper import published
@@ -193,19 +194,19 @@ def minutes_of(run: Row) -> str:
 def cnn7_figure(size: int, trained: dict[str, Row], found: Sequence[Row]) -> str:
     """Points, one line each: networks differ in more than one setting, so that nothing lies between two of them."""
     theirs = [row for row in published()["tables"]["main"]["rows"] if row["setting"] == DRAWN]
-    lines = [Line(f"{row['method']}, published", ((row["clean"], row["certified"]),), 0) for row in theirs]
+    paper = series(0, "published, N = 5")
+    lines = [Line(f"{row['method']}, published", ((row["clean"], row["certified"]),), paper) for row in theirs]
     shown = [row for row in found if (row["group_size"], row["images"]) == (size, DRAWN_IMAGES)]
     kinds = {row["name"]: trained[row["name"]]["config"]["method"]["name"] for row in shown}
-    series = {kind: number for number, kind in enumerate(sorted(set(kinds.values())), 1)}
-    keys = [series_key("published, N = 5", 0), *(series_key(kind, number) for kind, number in series.items())]
+    keys = {kind: series(number, kind) for number, kind in enumerate(sorted(set(kinds.values())), 1)}
     for row in shown:
         for what, dashed in (("certified", False), ("attacked", True)):
             point = (row["correct"], row[what])
-            lines.append(Line(f"{row['name']}, {what}", (point,), series[kinds[row["name"]]], dashed))
+            lines.append(Line(f"{row['name']}, {what}", (point,), keys[kinds[row["name"]]], dashed))
     across, up = (linear_axis(name, (p[i] for line in lines for p in line.points)) for i, name in enumerate(AXES))
     title = f"CNN7, CIFAR-10, 8/255, groups of {size}: clean and certified UAP accuracy"
     told = f"{len(shown)} networks; filled: certified, hollow: what the attack leaves."
-    return svg_file(line_chart("cnn7", title, told, (across, up), lines, tuple(keys)))
+    return svg_file(replace(line_chart("cnn7", title, told, (across, up), lines), keys=(paper, *keys.values())))
 
 
 # --------------------------------------------------------------------------------------------------------------- steps

@@ -42,12 +42,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a file of JSON lines; it is on the disk when this returns. A line cut short before stays alone."""
+    """Add a row to a file of JSON lines; it is on the disk when this returns. A line that a crash cut short goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         file.seek(max(0, file.tell() - 1))
-        start = b"" if file.read() in (b"", b"\n") else b"\n"
-        file.write(start + json.dumps(row).encode() + b"\n")
+        if file.read() not in (b"", b"\n"):
+            file.seek(0)
+            last = file.read().rpartition(b"\n")[2]
+            if parse_object(last.decode(errors="replace")) is None:
+                file.truncate(file.tell() - len(last))
+            else:
+                file.write(b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,12 +1,13 @@
 """A chart as an SVG file: well-formed, harmless, complete, and drawn where it should be."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.browser import Browser, find_chromium
 
-from citrus.report.charts import Line, line_chart, linear_axis, series_key, value_axis
+from citrus.report.charts import Line, line_chart, linear_axis, series, value_axis
 from citrus.report.standalone import HEIGHT, LINE, WIDTH, svg_file
 
 NASTY = "<script>alert('x')</script> & \"one\" ]]>"
@@ -14,12 +15,13 @@ NASTY = "<script>alert('x')</script> & \"one\" ]]>"
 
 def chart(title: str = "Accuracy", more: tuple[str, ...] = ()) -> str:
     lines = [
-        Line("clean", ((0.3, 98.0), (0.6, 97.5), (0.9, 96.0)), 0),
-        Line(title, ((0.3, 91.0), (0.6, 93.0), (0.9, 94.0)), 1, dashed=True),
+        Line("clean", ((0.3, 98.0), (0.6, 97.5), (0.9, 96.0)), series(0, "clean")),
+        Line(title, ((0.3, 91.0), (0.6, 93.0), (0.9, 94.0)), series(1, title), dashed=True),
     ]
     axes = value_axis("tau / eps", [(x, f"{x:g}") for x in (0.3, 0.6, 0.9)]), linear_axis("percent", [91.0, 98.0])
-    keys = tuple(series_key(text, i) for i, text in enumerate(("clean", title, *more)))
-    return svg_file(line_chart("place", title, "what it shows", axes, lines, keys))
+    shown = line_chart("place", title, "what it shows", axes, lines)
+    longer = tuple(series(k, text) for k, text in enumerate(more, start=2))
+    return svg_file(replace(shown, keys=(*shown.keys, *longer)))
 
 
 @pytest.mark.parametrize("title", ["Accuracy", NASTY, "\N{GREEK SMALL LETTER TAU}\u202e\x00"])

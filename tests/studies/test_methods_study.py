@@ -1,6 +1,6 @@
-"""The comparison of all methods: equal budgets that fit the time, one table, and the command."""
+"""The comparison of all methods: equal budgets, one table, and the command."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,33 +8,17 @@ import torch
 from torch import Tensor
 
 from citrus.cli import main
-from citrus.data import Splits, load
 from citrus.errors import CitrusError
 from citrus.methods import METHODS, Batch, Standard
 from citrus.recipes import recipe
 from citrus.report.document import ABSENT
 from citrus.studies import Study, StudyResult, methods, run_study
-from citrus.studies.methods import (
-    COLUMNS,
-    Contest,
-    MethodBudget,
-    contestants,
-    methods_sheet,
-    methods_study,
-    plan_budget,
-    scaled,
-    step_seconds,
-)
+from citrus.studies.methods import COLUMNS, Contest, contestants, methods_sheet, methods_study, scaled
 
 
 @pytest.fixture
 def contest(blobs_file: str) -> Contest:
-    return Contest(data=blobs_file, network="mlp", eps=0.1, images=12, methods=("standard", "ibp", "pgd"))
-
-
-@pytest.fixture
-def splits(blobs_file: str) -> Splits:
-    return load(blobs_file)
+    return Contest(blobs_file, "mlp", epochs=2, images=12, budget=0.05, methods="standard,ibp,pgd")
 
 
 def study(out: Path) -> Study:
@@ -44,18 +28,16 @@ def study(out: Path) -> Study:
 # ---------------------------------------------------------------------------------------------------- equal budgets
 
 
-@pytest.mark.parametrize("images", [4_000, 60_000])
 @pytest.mark.parametrize("epochs", [1, 2, 3, 8, 40])
 @pytest.mark.parametrize("data", ["mnist", "digits", "cifar10"])
-def test_all_methods_take_part_with_the_same_budget(data: str, epochs: int, images: int) -> None:
-    contest = Contest(data=data, eps=0.1 if data != "cifar10" else 2 / 255, seed=3, images=50)
-    found = contestants(contest, epochs, images)
+def test_all_methods_take_part_with_the_same_budget(data: str, epochs: int) -> None:
+    contest = Contest(data, eps=0.1 if data != "cifar10" else "2/255", epochs=epochs, batch_size=60, seed=3, images=50)
+    found = contestants(contest)
     assert {config.method.name for config in found.values()} == set(METHODS)
     for config in found.values():
-        assert (config.data, config.network, config.eps) == (data, "convsmall", contest.eps)
+        assert (config.data, config.network, config.eps) == (data, "convsmall", 2 / 255 if data == "cifar10" else 0.1)
         assert (config.epochs, config.seed, config.validation) == (epochs, 3, 0)
-        assert config.batch_size == (125 if images == 60_000 else 50)
-        assert (config.test_images, config.group_size, config.clip) == (50, 5, False)
+        assert (config.batch_size, config.test_images, config.group_size, config.clip) == (60, 50, 5, False)
         assert all(m < epochs for m in config.milestones)
 
 
@@ -67,7 +49,7 @@ def test_hyper_parameters_are_those_of_the_recipes_of_the_nearest_setting() -> N
         ("cifar10", 0.001, "cifar10-2-255"),
         ("digits", 0.1, "mnist-0.1"),
     ):
-        found = contestants(Contest(data=data, eps=eps), 10, 60_000)
+        found = contestants(Contest(data=data, eps=eps))
         for name in ("citrus", "sabr", "pgd"):
             theirs = recipe(f"{setting}-{name}-cpu")
             assert found[name].method == theirs.method
@@ -79,7 +61,7 @@ def test_a_method_without_recipe_takes_part_with_its_defaults(monkeypatch: pytes
         name = "stranger"
 
     monkeypatch.setattr(methods, "METHODS", {**METHODS, "stranger": Stranger})
-    found = contestants(Contest(), 4, 60_000)
+    found = contestants(Contest())
     assert isinstance(found["stranger"].method, Stranger)
     assert found["stranger"].init == "default"
 
@@ -93,61 +75,27 @@ def test_schedules_are_scaled(epochs: int, milestones: tuple[int, ...], warmup: 
     assert (config.milestones, config.warmup_epochs, config.ramp_epochs) == (milestones, warmup, ramp)
 
 
-# ------------------------------------------------------------------------------------------------------- the budget
-
-
-def test_the_number_of_epochs_fits_the_time(
-    contest: Contest, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    costs = {"standard": 0.1, "ibp": 0.3, "pgd": 0.6}
-    monkeypatch.setattr(methods, "step_seconds", lambda config, splits, device: costs[config.method.name])
-    budget = plan_budget(contest, study(tmp_path / "new"), splits, minutes=10)
-    # 420 s are planned. A method's attacks are 1500 passes of 12 images, each 1/50 of a standard step: 36 s, and its
-    # proofs get a third of 60 s: 252 s are left for epochs of 3 steps of 1 s.
-    assert budget.proof_seconds == pytest.approx(60 / 3 / 3)
-    assert budget.epochs in (83, 84)  # the planning itself takes a moment
-    assert budget.step_seconds == costs
-    with pytest.raises(CitrusError, match=r"1 minutes do not suffice .* 3 methods"):
-        plan_budget(contest, study(tmp_path / "other"), splits, minutes=1)
-
-
-def test_measured_steps_give_a_budget(contest: Contest, splits: Splits, tmp_path: Path) -> None:
-    budget = plan_budget(contest, study(tmp_path / "new"), splits, minutes=2)
-    assert set(budget.step_seconds) == {"standard", "ibp", "pgd"}
-    assert all(0 < seconds < 10 for seconds in budget.step_seconds.values())
-    assert budget.epochs > 1
-
-
-def test_a_method_that_cannot_start_costs_nothing(contest: Contest, splits: Splits) -> None:
-    configs = contestants(replace(contest, network="cnn7", methods=("colt", "standard")), 3, len(splits.train))
-    assert step_seconds(configs["colt"], splits, "cpu") == 0
-    assert step_seconds(configs["standard"], splits, "cpu") > 0
-
-
-def test_a_folder_keeps_its_budget(contest: Contest, splits: Splits, tmp_path: Path) -> None:
+def test_a_folder_is_for_one_contest(contest: Contest, tmp_path: Path) -> None:
     here = study(tmp_path / "out")
-    first = plan_budget(contest, here, splits, minutes=5, epochs=3)
-    assert plan_budget(replace(contest, methods=()), here, splits, minutes=99) == first
-    for changed, says in (({"eps": 0.2}, "eps"), ({"network": "smallcnn", "seed": 1}, "network, seed")):
+    methods_study(contest, here)
+    assert len(methods_study(replace(contest, methods=""), here).entries) > len(METHODS) - 1, "more methods may join"
+    methods_study(replace(contest, eps="0.1"), here)
+    for changed, says in (({"eps": "2/255"}, "eps"), ({"network": "smallcnn", "seed": 1}, "network, seed")):
         with pytest.raises(CitrusError, match=rf"another study \({says} differ\)"):
-            plan_budget(replace(contest, **changed), here, splits, minutes=5)
+            methods_study(replace(contest, **changed), here)  # type: ignore[arg-type]
     with pytest.raises(CitrusError, match="epochs differ"):
-        plan_budget(contest, here, splits, minutes=5, epochs=4)
+        methods_study(replace(contest, epochs=4), here)
 
 
-def test_bad_numbers(contest: Contest, splits: Splits, tmp_path: Path) -> None:
+def test_bad_numbers(contest: Contest, tmp_path: Path) -> None:
     here = study(tmp_path / "out")
-    for minutes in (0, -1, float("nan")):
-        with pytest.raises(CitrusError, match="minutes must be positive"):
-            plan_budget(contest, here, splits, minutes)
-    with pytest.raises(CitrusError, match="at least 1 epoch, got 0"):
-        plan_budget(contest, here, splits, 1, epochs=0)
-    with pytest.raises(CitrusError, match="at least one image"):
-        Contest(images=0)
-    with pytest.raises(CitrusError, match="got 5 and 0"):
-        Contest(images=5, group_size=0)
+    for name, value in (("epochs", 0), ("images", 0), ("group_size", -1), ("batch_size", 0)):
+        with pytest.raises(CitrusError, match=f"{name} must be at least 1, got {value}"):
+            methods_study(replace(contest, **{name: value}), here)  # type: ignore[arg-type]
+    with pytest.raises(CitrusError, match="budget"):
+        methods_study(replace(contest, budget=-1.0), here)
     with pytest.raises(CitrusError, match="did you mean 'citrus'"):
-        contestants(Contest(methods=("citru",)), 1, 100)
+        methods_study(replace(contest, methods="citru"), here)
     assert not here.out.exists()
 
 
@@ -155,9 +103,8 @@ def test_bad_numbers(contest: Contest, splits: Splits, tmp_path: Path) -> None:
 
 
 def test_the_table_shows_what_the_rows_say(contest: Contest, tmp_path: Path) -> None:
-    budget = MethodBudget(epochs=2, proof_seconds=0.05)
-    results = run_study(methods_study(contest, budget, study(tmp_path / "out"), 150))
-    sheet = methods_sheet(contest, budget, results)
+    results = run_study(methods_study(contest, study(tmp_path / "out")))
+    sheet = methods_sheet(contest, results)
     assert [row["method"] for row in sheet.rows] == ["standard", "ibp", "pgd"]
     for row, result in zip(sheet.rows, results, strict=True):
         assert 0 <= row["single"] <= row["certified"] <= row["uap"] <= 100
@@ -174,9 +121,8 @@ def result(name: str, **proof: float) -> StudyResult:
 
 
 def test_the_table_as_text(contest: Contest) -> None:
-    budget = MethodBudget(epochs=2, proof_seconds=0.05)
     failed = StudyResult("colt", error="BatchNorm is not supported.")
-    sheet = methods_sheet(contest, budget, [result("citrus"), failed])
+    sheet = methods_sheet(contest, [result("citrus"), failed])
     text = sheet.markdown()
     assert "| citrus | 98.53 | 95.50 | 95.50 | 90.00 | 94.25 | 1:01 | 2:10 |" in text
     assert f"| colt | {' | '.join([ABSENT] * 7)} |" in text
@@ -184,7 +130,7 @@ def test_the_table_as_text(contest: Contest) -> None:
     assert "2 epochs for every method" in text
     assert f"torch {torch.__version__}; 2:10 in all." in text
     assert {len(cells) for cells in sheet.cells} == {len(COLUMNS)}
-    assert "missing" not in methods_sheet(contest, budget, [result("citrus", attacked=94.5)]).markdown()
+    assert "missing" not in methods_sheet(contest, [result("citrus", attacked=94.5)]).markdown()
 
 
 def test_the_smaller_of_two_attacks_on_the_same_groups_counts() -> None:
@@ -199,9 +145,9 @@ def test_the_smaller_of_two_attacks_on_the_same_groups_counts() -> None:
 
 
 def test_the_command(blobs_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "methods", "--data", blobs_file, "--network", "mlp", "--images", "10", "--minutes", "1"]
+    words = ["bench", "methods", "--data", blobs_file, "--network", "mlp", "--images", "10", "--epochs", "1"]
     words += ["--out", str(tmp_path / "out"), "--methods", "standard,citrus"]
-    assert main([*words, "--epochs", "1"]) == 0
+    assert main(words) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[1].split()[:3] == ["method", "clean", "PGD"]
@@ -239,14 +185,13 @@ def test_which_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     assert "methods" in capsys.readouterr().out
     assert main(["bench", "methods", "--help"]) == 0
-    assert "--minutes" in capsys.readouterr().out
+    assert "--epochs" in capsys.readouterr().out
     for words, says in (
         (["bench"], "Which benchmark?"),
         (["bench", "method"], "did you mean 'methods'?"),
-        (["bench", "methods", "--minute", "3"], "--minutes"),
+        (["bench", "methods", "--epoch", "3"], "--epochs"),
         (["bench", "methods", "--eps", "two"], "eps"),
-        (["bench", "methods", "--data", "digits", "--images", "0"], "at least one image"),
+        (["bench", "methods", "--data", "digits", "--images", "0"], "images must be at least 1"),
     ):
         assert main(words) == 1
         assert says in capsys.readouterr().err
-    assert asdict(Contest())["methods"] == ()

@@ -30,7 +30,6 @@ def test_the_whole_evaluation_as_a_demonstration(tmp_path: Path, capsys: pytest.
     sheets = {sheet.table: sheet for sheet in make_paper(SCALES["demo"], study, list(TABLES))}
     for sheet in sheets.values():
         assert not sheet.missing
-        assert all(finding.answer in ("yes", "no", "unclear") for finding in sheet.findings)
         assert f"## {sheet.title}\n" in (tmp_path / "paper.md").read_text()
     rows = {row["title"]: row for name in ("main", "adversarial") for row in _rows(sheets[name])}
     # Every method learns: six seeds had 70 at least. CW-UAT diverges in every other run as short as this one.
@@ -40,7 +39,7 @@ def test_the_whole_evaluation_as_a_demonstration(tmp_path: Path, capsys: pytest.
     most = max(rows[name]["certified"] for name in ("PGD", "UAT", "CW-UAT"))
     assert rows["CITRUS"]["certified"] > most, "certified training is what can be certified"
     taus = _rows(sheets["ablation-tau"])
-    assert [row["tau"] for row in taus] == [f"{tau:g}" for tau in SCALES["demo"].taus]
+    assert [row["tau_ratio"] for row in taus] == list(SCALES["demo"].taus)
     assert taus[0]["clean"] > taus[-1]["clean"], "larger boxes cost clean accuracy"
 
 

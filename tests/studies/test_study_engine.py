@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from citrus.certify import CertifySettings
+from citrus.data import load
 from citrus.errors import SoundnessError
 from citrus.methods import METHODS, MethodLoss
-from citrus.studies import Entry, Listener, Study, StudyResult, engine, entries, read_rows, run_study
+from citrus.studies import Entry, Listener, Study, StudyResult, engine, read_rows, run_study
 from citrus.training import Events, Stopped, load_run, train
 
 MakeEntry = Callable[..., Entry]
@@ -39,7 +40,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(folder.name)
         return train(config, folder, **settings)
 
-    monkeypatch.setattr(entries, "train", watched)
+    monkeypatch.setattr(engine, "train", watched)
     return names
 
 
@@ -60,7 +61,7 @@ def kinds(study: Study) -> list[tuple[str, str]]:
 def test_rows_are_sound_and_what_is_finished_is_not_redone(study: Study, trained: list[str]) -> None:
     results = run_study(study)
     assert kinds(study) == [(kind, e.name) for e in study.entries for kind in ("run", "certification")]
-    splits = study.load(study.entries[0].config.data, 0)
+    splits = study.load(study.entries[0])
     for result in results:
         [proof] = result.proofs
         assert not result.error
@@ -102,9 +103,9 @@ def test_a_network_may_be_measured_on_held_out_images(make_entry: MakeEntry, tmp
     entry = make_entry("standard", on="validation", validation=15)
     study = Study("held-out", tmp_path / "out", (entry,), device="cpu")
     [result] = run_study(study)
-    splits = study.load(entry.config.data, 15)
+    held_out = load(entry.config.data, validation=15).validation
     network = load_run(study.out / "standard").network
-    right = network(splits.validation.images.float() / 255).argmax(1) == splits.validation.labels
+    right = network(held_out.images.float() / 255).argmax(1) == held_out.labels
     assert (result.run["on"], result.run["images"], result.proofs[0]["images"]) == ("validation", 15, 10)
     assert result.run["clean"] == pytest.approx(100 * right.float().mean().item())
 
@@ -132,7 +133,7 @@ def test_an_error_leaves_a_row_and_is_tried_again(study: Study, monkeypatch: pyt
             raise Broken("no luck\nand more")
         return train(config, folder, **settings)
 
-    monkeypatch.setattr(entries, "train", flaky)
+    monkeypatch.setattr(engine, "train", flaky)
     results = run_study(study)
     assert [result.error for result in results] == ["", "Broken: no luck", ""]
     assert "Traceback" in (study.out / "ibp" / "error.txt").read_text()
@@ -165,7 +166,7 @@ def test_groups_that_failed_are_an_error_but_the_run_is_kept(
 ) -> None:
     one = replace(study, entries=study.entries[:1])
     with monkeypatch.context() as patched:
-        patched.setattr(entries, "certify_into", lambda *_: SimpleNamespace(errors=2))
+        patched.setattr(engine, "certify_into", lambda *_: SimpleNamespace(errors=2))
         [result] = run_study(one)
     assert "2 groups could not be certified" in result.error
     [result] = run_study(one)
@@ -175,14 +176,14 @@ def test_groups_that_failed_are_an_error_but_the_run_is_kept(
 
 
 def test_certified_beyond_an_attack_ends_the_study_and_is_no_row(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    certify_into = entries.certify_into
+    certify_into = engine.certify_into
 
     def too_much(*arguments: Any) -> Any:
         found = certify_into(*arguments)
         rows = tuple(replace(row, certified=row.correct + 1) for row in found.rows)
         return replace(found, rows=rows * 20)
 
-    monkeypatch.setattr(entries, "certify_into", too_much)
+    monkeypatch.setattr(engine, "certify_into", too_much)
     with pytest.raises(SoundnessError, match="an attack leaves"):
         run_study(study)
     assert kinds(study) == [("run", "standard")]
@@ -207,7 +208,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(
     def stopping(*arguments: Any, **settings: Any) -> Any:
         return train(*arguments, **settings, stop_after=next(steps))
 
-    monkeypatch.setattr(entries, "train", stopping)
+    monkeypatch.setattr(engine, "train", stopping)
     with pytest.raises(Stopped):
         run_study(study)
     assert kinds(study) == [("run", "standard"), ("certification", "standard")]
@@ -222,7 +223,6 @@ def test_a_stopped_study_goes_on_where_it_stopped(
 def test_no_epoch_and_no_entry_begins_after_the_deadline(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     clock = SimpleNamespace(time=lambda: float(len(heard)))  # an epoch takes a second
-    monkeypatch.setattr(entries, "time", clock)
     monkeypatch.setattr(engine, "time", clock)
     listener = Listener(lambda name, place, total: Events(on_epoch=lambda row: heard.append(f"{name} {row['epoch']}")))
     with pytest.raises(Stopped, match="standard: the time is over after epoch 2 of 3"):

@@ -35,7 +35,7 @@ def test_every_row_names_its_environment_which_is_kept_once(tmp_path: Path) -> N
     assert kept["id"] != environment_id({**kept, "torch": "another"})
 
 
-@pytest.mark.parametrize("cut", ["", '{"kind": "run", "na', '{"kind": "run", "name": "whole but for its end"}'])
+@pytest.mark.parametrize("cut", ["", "{", '{"kind": "run", "na', '{"kind": "run", "name": "no brace"'])
 def test_a_line_that_a_crash_cut_short_is_dropped_and_does_not_swallow_the_next(tmp_path: Path, cut: str) -> None:
     path = tmp_path / "rows.jsonl"
     StudyRows(path, "s").add("run", "a", {})
@@ -46,6 +46,14 @@ def test_a_line_that_a_crash_cut_short_is_dropped_and_does_not_swallow_the_next(
     rows.add("run", "b", {})
     assert [row["name"] for row in read_rows(path)] == ["a", "b"]
     assert len(read_rows(tmp_path / ENVIRONMENTS)) == 1
+
+
+def test_a_row_that_lost_only_the_end_of_its_line_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    StudyRows(path, "s").add("run", "a", {})
+    path.write_text(path.read_text().rstrip("\n"))
+    StudyRows(path, "s").add("run", "b", {})
+    assert [row["name"] for row in read_rows(path)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("line", [b"not JSON\n", b"[1, 2]\n", b"\xff\xfe\n", b'{"kind": "run"\n{"kind": "run"}\n'])
@@ -59,10 +67,10 @@ def test_files_that_are_damaged_or_not_ours_are_told(tmp_path: Path, line: bytes
 
 def test_a_file_belongs_to_one_question(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    StudyRows(path, "s").claim({"eps": 0.1, "sizes": (2, 5)}, {"budget": 3})
-    StudyRows(path, "s").claim({"eps": 0.1, "sizes": (2, 5)}, {"budget": 4})
+    StudyRows(path, "s").claim({"eps": 0.1, "sizes": (2, 5)})
+    StudyRows(path, "s").claim({"eps": 0.1, "sizes": (2, 5)})
     [kept] = read_rows(path)
-    assert (kept["kind"], kept["budget"]) == ("study", 3)
+    assert (kept["kind"], kept["eps"]) == ("study", 0.1)
     with pytest.raises(CitrusError, match=r"another study \(eps differ\): choose another --out"):
         StudyRows(path, "s").claim({"eps": 0.2, "sizes": (2, 5)})
     with pytest.raises(CitrusError, match=r"\(study differ\)"):

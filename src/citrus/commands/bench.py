@@ -10,12 +10,10 @@ from typing import Literal
 
 from citrus.commands.flags import parse_flags, take_word
 from citrus.console import Bar, duration, table
-from citrus.data import load
 from citrus.errors import CitrusError, suggest
 from citrus.files import write_text
-from citrus.inputs import parse_eps
 from citrus.studies import Listener, Study, StudyResult, read_rows, run_study
-from citrus.studies.methods import Contest, methods_sheet, methods_study, plan_budget
+from citrus.studies.methods import Contest, methods_sheet, methods_study
 from citrus.studies.paper import TABLES, make_paper, setup
 from citrus.studies.plan import read_plan, runs_sheet
 from citrus.studies.scales import SCALES
@@ -23,38 +21,28 @@ from citrus.studies.sheets import Sheet
 from citrus.training import Events, Progress, Stopped
 
 
-@dataclass
-class MethodsFlags:
-    """Compare all training methods: citrus bench methods --data mnist --network convsmall --eps 0.1"""
+@dataclass(frozen=True)
+class StudyFlags:
+    """Of every study."""
 
-    data: str = "mnist"
-    """Data set, or path of a .npz or .safetensors file."""
-    network: str = "convsmall"
-    """Architecture."""
-    eps: str = "0.1"
-    """Radius in pixel units, such as 0.1 or 8/255."""
-    minutes: float | None = None
-    """Time for everything, which decides the number of epochs; by default 60, on the embedded digits 10."""
-    epochs: int | None = None
-    """Epochs of every method, whatever time they take."""
-    images: int | None = None
-    """Test images to attack and certify, the first ones; by default 200, on the embedded digits 100."""
-    group_size: int = 5
-    """Images that share one perturbation."""
-    methods: str = ""
-    """Only these, such as citrus,sabr,ibp."""
-    seed: int = 0
-    """Seed of everything."""
-    out: str = "runs/bench-methods"
-    """Folder of the table (results.md), of its rows (rows.jsonl) and of all runs."""
+    out: str | None = None
+    """Folder of the rows (rows.jsonl), the tables and all runs; by default runs/ and the name of the study."""
     data_dir: str | None = None
     """Folder of the data sets; else CITRUS_DATA, else the user cache."""
-    device: str = "cpu"
+    device: str = "auto"
     """cpu, cuda or auto."""
 
+    def study(self, name: str) -> Study:
+        return Study(name, Path(self.out or f"runs/{name}"), data_dir=self.data_dir, device=self.device)
 
-@dataclass
-class PaperFlags:
+
+@dataclass(frozen=True)
+class MethodsFlags(StudyFlags, Contest):
+    """Compare all training methods: citrus bench methods --data mnist --network convsmall --eps 0.1"""
+
+
+@dataclass(frozen=True)
+class PaperFlags(StudyFlags):
     """The paper's evaluation: citrus bench paper --table ablation-tau --scale cpu
 
     Tables share their runs.
@@ -66,23 +54,15 @@ class PaperFlags:
     """demo (embedded digits, a minute), cpu (ConvSmall on MNIST, 90 minutes on two cores) or full (CNN7, GPU days)."""
     seed: int = 0
     """Seed of everything."""
-    out: str | None = None
-    """Folder of the tables (paper.md), of their rows (rows.jsonl) and of all runs; by default runs/paper-SCALE."""
-    data_dir: str | None = None
-    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
 
 
-@dataclass
-class PlanFlags:
+@dataclass(frozen=True)
+class PlanFlags(StudyFlags):
     """Train and measure the runs of a plan: citrus bench plan PLAN.json --out runs/search --workers 3
 
     A plan is a list of {"name": ..., "recipe": ..., "set": {"epochs": 60, "method.tau_ratio": 0.4}}.
     """
 
-    out: str = "runs/plan"
-    """Folder of the rows (rows.jsonl) and of all runs."""
     on: Literal["auto", "validation", "test"] = "auto"
     """What networks are measured on. auto: held-out training images where a run has some, else test images."""
     certify: int = 0
@@ -91,10 +71,6 @@ class PlanFlags:
     """Runs at a time; small networks leave room for several on one GPU."""
     seconds: float | None = None
     """No epoch begins after so long; runs keep their state."""
-    data_dir: str | None = None
-    """Folder of the data sets; else CITRUS_DATA, else the user cache."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
 
 
 def run(arguments: list[str]) -> int:
@@ -116,19 +92,8 @@ def run(arguments: list[str]) -> int:
 def run_methods(arguments: list[str]) -> int:
     """every training method with the same budget, attacked and certified"""
     flags, _ = parse_flags(MethodsFlags, "bench methods", arguments)
-    digits, names = flags.data == "digits", tuple(word for word in flags.methods.split(",") if word)
-    images = flags.images if flags.images is not None else 100 if digits else 200
-    eps = parse_eps(flags.eps)
-    contest = Contest(flags.data, flags.network, eps, flags.group_size, images, flags.seed, names)
-    splits = load(contest.data, data_dir=flags.data_dir)
-    study = Study("methods", Path(flags.out), data_dir=flags.data_dir, device=flags.device)
-    print("measuring the cost of a step", file=sys.stderr, flush=True)
-    minutes = flags.minutes if flags.minutes is not None else 10.0 if digits else 60.0
-    budget = plan_budget(contest, study, splits, minutes, flags.epochs)
-    costs = "".join(f"  {name:20}{1000 * cost:8.1f} ms a step\n" for name, cost in budget.step_seconds.items())
-    print(f"{costs}epochs for every method: {budget.epochs}", file=sys.stderr, flush=True)
-    results = run_study(methods_study(contest, budget, study, len(splits.train)), Listener(announce, report))
-    sheet = methods_sheet(contest, budget, results)
+    study = methods_study(flags, flags.study("bench-methods"))
+    sheet = methods_sheet(flags, run_study(study, Listener(announce, report)))
     write_text(study.out / "results.md", sheet.markdown())
     return show([sheet], study.out / "results.md")
 
@@ -144,8 +109,7 @@ def run_paper(arguments: list[str]) -> int:
         raise CitrusError(f"Which table? --table all, or some of {', '.join(TABLES)}.")
     if flags.scale not in SCALES:
         raise CitrusError(f"Unknown scale {flags.scale!r}: {suggest(flags.scale, SCALES)}")
-    scale, name = replace(SCALES[flags.scale], seed=flags.seed), f"paper-{flags.scale}"
-    study = Study(name, Path(flags.out or f"runs/{name}"), data_dir=flags.data_dir, device=flags.device)
+    scale, study = replace(SCALES[flags.scale], seed=flags.seed), flags.study(f"paper-{flags.scale}")
     tables = list(TABLES) if "all" in names else list(dict.fromkeys(names))
     sheets = make_paper(scale, study, tables, Listener(announce, report))
     print(f"{setup(scale, study)}\n")
@@ -160,7 +124,7 @@ def run_plan(arguments: list[str]) -> int:
         raise CitrusError("Which plan? citrus bench plan PLAN.json")
     entries = read_plan(Path(file), flags.certify, flags.on)
     deadline = math.inf if flags.seconds is None else time.time() + flags.seconds
-    study = Study(Path(file).stem, Path(flags.out), entries, flags.data_dir, flags.device, flags.workers, deadline)
+    study = replace(flags.study(Path(file).stem), entries=entries, workers=flags.workers, deadline=deadline)
     study.open_rows().claim({"on": flags.on, "certify": flags.certify})
     results = run_study(study, Listener(announce, report))
     run_rows([str(study.out / "rows.jsonl")])
@@ -188,7 +152,8 @@ STUDIES: dict[str, Callable[[list[str]], int]] = {
 def show(sheets: Sequence[Sheet], path: Path) -> int:
     """Print tables with what they say; 2 where something is missing."""
     for sheet in sheets:
-        print("\n".join([table(sheet.header, sheet.cells, sheet.title), "", *sheet.notes, *sheet.answers, ""]))
+        missing = [f"missing: {text}" for text in sheet.missing]
+        print("\n".join([table(sheet.header, sheet.cells, sheet.title), "", *sheet.notes, *missing, ""]))
     print(f"results  {path}")
     return 2 if any(sheet.missing for sheet in sheets) else 0
 

@@ -48,52 +48,49 @@ class Certified(Certification):
 def read_certifications(run: Path) -> tuple[list[Certified], list[str]]:
     """All certifications of a run (or of a folder that holds nothing else), and the files that cannot be used."""
     found, unusable = [], []
-    for folder in (run / "certify", run):
-        for path in sorted(folder.glob("*.jsonl")):
-            try:
-                asked, rows, broken = read_rows(path)
-            except CitrusError:
-                unusable.append(path.name)
-                continue
-            if folder == run and not {"eps", "verifier", "grouping", "group_size"} <= asked.keys():
-                continue  # something else
-            result = _certified(path, asked, rows, broken)
-            if result is None:
-                unusable.append(path.name)
-            elif result.images:
-                found.append(result)
+    for path in (*sorted(run.glob("certify/*.jsonl")), *sorted(run.glob("*.jsonl"))):
+        try:
+            asked, rows, broken = read_rows(path)
+        except CitrusError:
+            asked, rows, broken = {}, [], 0
+        result = _certified(path, asked, rows, broken)
+        if result is None and path.parent != run:  # beside a run lies something else
+            unusable.append(path.name)
+        elif result and result.images:
+            found.append(result)
     return sorted(found, key=lambda c: (c.eps, c.group_size, c.verifier, c.grouping)), unusable
 
 
 def _certified(path: Path, asked: dict[str, Any], rows: list[GroupResult], broken: int) -> Certified | None:
     summary = read_object(path.with_suffix(".json"))
-    known = asked | (summary or {})
-    eps, size, images = number(known, "eps"), count(known, "group_size"), count(known, "images")
+    eps, size, images = number(asked, "eps"), count(asked, "group_size"), count(asked, "images")
     if eps is None or not size or images is None or not 0 <= eps <= 1:
         return None
-    grouping, seconds = text(known, "grouping"), known.get("stage_seconds")
-    stage_seconds = {name: number(seconds, name) for name in seconds} if isinstance(seconds, dict) else {}
+    times = (summary or {}).get("stage_seconds")
+    known = {name: number(times, name) for name in (times if isinstance(times, dict) else ())}
     return Certified(
         rows=tuple(rows),
-        images=_seen(rows, grouping, images if summary else None),
+        images=_seen(rows, asked, finished=summary is not None),
         eps=eps,
         group_size=size,
-        grouping=grouping,
-        verifier=text(known, "verifier"),
-        stage_seconds={name: value for name, value in stage_seconds.items() if value is not None},
+        grouping=text(asked, "grouping"),
+        verifier=text(asked, "verifier"),
+        stage_seconds={name: value for name, value in known.items() if value is not None},
         file=path.stem,
         asked=images,
-        seconds=number(known, "seconds") or sum(row.seconds for row in rows),
+        seconds=number(summary, "seconds") or sum(row.seconds for row in rows),
         finished=summary is not None,
         broken=broken,
     )
 
 
-def _seen(rows: list[GroupResult], grouping: str, whole: int | None) -> int:
-    """Images looked at so far, out of the `whole` when it is done.
+def _seen(rows: list[GroupResult], asked: dict[str, Any], finished: bool) -> int:
+    """Images looked at so far.
 
     Where misclassified images were dropped first no group holds them: all up to the last that a group holds count.
     """
-    if grouping == "correct":
-        return whole or max((max(row.index) + 1 for row in rows if row.index), default=0)
-    return sum(len(row.index) for row in rows)
+    if text(asked, "grouping") != "correct":
+        return sum(len(row.index) for row in rows)
+    if finished:
+        return count(asked, "images") or 0
+    return max((max(row.index) + 1 for row in rows if row.index), default=0)

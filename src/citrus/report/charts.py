@@ -1,14 +1,14 @@
-"""Charts as SVG. Places are percentages of the plot: a chart fills any width, and its letters keep their size."""
+"""Charts as SVG, drawn by the macros of pieces.html."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import accumulate
 
-from citrus.report.document import SHAPES, Figure, Key
+from citrus.report.document import Figure, Key, draw
 
-SERIES = ("s0", "s1", "s2", "s3", "s4", "s5")
-"""Names of colours that colour-blind eyes tell apart; the page's style sheet holds their values."""
+COLOURS = 6  # that colour-blind eyes tell apart; the style sheet holds them
+MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-4.8 4.6 3.6h-9.2z", "M0-5 5 0 0 5-5 0z")
 MOST_MARKERS = 12  # of a line; a longer one has some, so that its shape tells it apart as well as its colour
 Point = tuple[float, float]
 Part = tuple[str, str, int]  # of a bar: name, colour, count
@@ -17,14 +17,14 @@ Part = tuple[str, str, int]  # of a bar: name, colour, count
 @dataclass(frozen=True)
 class Line:
     label: str
-    points: tuple[Point, ...]
-    series: int
-    """Its colour, and the shape of its markers."""
+    points: Sequence[Point]
+    key: Key
+    """Its colour, the shape of its markers, and its entry in the legend, if that has a text."""
     dashed: bool = False
 
     @property
-    def colour(self) -> str:
-        return SERIES[self.series % len(SERIES)]
+    def marked(self) -> Sequence[Point]:
+        return self.points[:: -(-len(self.points) // MOST_MARKERS)]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Axis:
     label: str
     low: float
     high: float
-    ticks: tuple[tuple[float, str], ...]
+    ticks: Sequence[tuple[float, str]]
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
@@ -42,9 +42,9 @@ class Axis:
         return 100 * (scale(value) - low) / (high - low)
 
 
-def series_key(text: str, series: int) -> Key:
-    """The legend's entry of a series."""
-    return Key(text, SERIES[series % len(SERIES)], "marker", series)
+def series(number: int, text: str = "") -> Key:
+    """The n-th colour and marker, and what they stand for."""
+    return Key(text, f"s{number % COLOURS}", "marker", MARKERS[number % len(MARKERS)])
 
 
 def linear_axis(label: str, values: Iterable[float], span: float = 1e-9) -> Axis:
@@ -97,69 +97,24 @@ def line_chart(
     description: str,
     axes: tuple[Axis, Axis],
     lines: Sequence[Line],
-    keys: tuple[Key, ...],
+    strokes: Sequence[str] = (),
     bands: Sequence[tuple[Line, Line]] = (),
 ) -> Figure:
-    """Lines with markers where they are few; `bands` fill what lies between two lines."""
+    """Lines with markers; `strokes` say what solid and dashed lines are, `bands` fill what lies between two lines."""
     x, y = axes
-    drawn = ""
-    for there, back in bands:
-        points = _places([*there.points, *reversed(back.points)], x, y)
-        drawn += f'<polygon class="band k-{there.colour}" points="{points}"/>'
-    for line in lines:
-        kind = "line dashed" if line.dashed else "line"
-        drawn += f'<polyline class="{kind} k-{line.colour}" points="{_places(line.points, x, y)}"/>'
-    svg = (
-        f'<svg class="plot" role="img" aria-labelledby="{anchor}-title {anchor}-text">'
-        f'<title id="{anchor}-title">{escape(title)}</title><desc id="{anchor}-text">{escape(description)}</desc>'
-        f'{_frame(x, y)}<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none">{drawn}</svg>'
-        f"{''.join(_markers(line, x, y) for line in lines)}</svg>"
-    )
-    return Figure(title, description, svg, keys)
-
-
-def _frame(x: Axis, y: Axis) -> str:
-    parts = []
-    for value, text in y.ticks:
-        place = f"{100 - y.share(value):.2f}%"
-        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{place}" y2="{place}"/>')
-        parts.append(f'<text class="tick" x="0" dx="-8" y="{place}" dy=".32em" text-anchor="end">{escape(text)}</text>')
-    for value, text in x.ticks:
-        place = f"{x.share(value):.2f}%"
-        parts.append(f'<text class="tick" x="{place}" y="100%" dy="18" text-anchor="middle">{escape(text)}</text>')
-    parts.append('<line class="base" x1="0" x2="100%" y1="100%" y2="100%"/>')
-    parts.append(f'<text class="axis" x="50%" y="100%" dy="38" text-anchor="middle">{escape(x.label)}</text>')
-    parts.append(f'<text class="axis" x="0" dx="-40" y="0" dy="-14">{escape(y.label)}</text>')
-    return "".join(parts)
-
-
-def _places(points: Sequence[Point], x: Axis, y: Axis) -> str:
-    return " ".join(f"{x.share(a):.2f},{100 - y.share(b):.2f}" for a, b in points)
-
-
-def _markers(line: Line, x: Axis, y: Axis) -> str:
-    step = -(-len(line.points) // MOST_MARKERS)
-    shape, kind = SHAPES[line.series % len(SHAPES)], "mark hollow" if line.dashed else "mark"
-    return "".join(
-        f'<svg class="{kind} k-{line.colour}" x="{x.share(a):.2f}%" y="{100 - y.share(b):.2f}%"><path d="{shape}">'
-        f"<title>{escape(f'{line.label}: {b:.4g} at {x.label} {a:.4g}')}</title></path></svg>"
-        for a, b in line.points[::step]
-    )
+    svg = draw("line_chart", anchor=anchor, title=title, description=description, x=x, y=y, lines=lines, bands=bands)
+    named = dict.fromkeys(line.key for line in lines if line.key.text)
+    stroked = (Key(text, "ink", "dashed" if place else "solid") for place, text in enumerate(strokes))
+    return Figure(title, description, svg, (*named, *stroked))
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, Sequence[Part]]], keys: tuple[Key, ...] = ()) -> Figure:
     """Bars below each other, all of the same length: a label and parts each."""
-    told, svg = [], ""
+    drawn = []
     for label, parts in bars:
-        told.append(f"{label}: " + ", ".join(f"{name} {count}" for name, _, count in parts))
-        whole, done, drawn = sum(count for _, _, count in parts) or 1, 0, ""
-        for _, kind, count in parts:
-            if count:
-                drawn += f'<rect class="k-{kind}" x="{100 * done / whole:.3f}%" width="{100 * count / whole:.3f}%"/>'
-            done += count
-        svg += (
-            f'<p class="label">{escape(label)}</p><svg class="stack" role="img" aria-label="{escape(told[-1])}">'
-            f"<title>{escape(told[-1])}</title>{drawn}</svg>"
-        )
-    svg += '<p class="scale" aria-hidden="true"><span>0 %</span><span>50 %</span><span>100 %</span></p>'
-    return Figure(title, "; ".join(told), svg, keys)
+        told = f"{label}: " + ", ".join(f"{name} {count}" for name, _, count in parts)
+        shares = [100 * count / (sum(count for *_, count in parts) or 1) for *_, count in parts]
+        starts = [0.0, *accumulate(shares)]
+        pieces = [(part[1], start, share) for part, start, share in zip(parts, starts, shares, strict=False) if share]
+        drawn.append((label, told, pieces))
+    return Figure(title, "; ".join(told for _, told, _ in drawn), draw("bar_chart", bars=drawn), keys)

@@ -1,30 +1,30 @@
-"""The pieces of a report: each function gives a block, which is HTML and, for the twin of the page, Markdown.
+"""The pieces of a report: each function gives a piece, which is HTML and, for the twin of the page, Markdown.
 
-Texts are plain and escaped here; only the SVG of a figure is markup, made by `charts`. Markdown tells it in words.
+Texts are plain: the macros of pieces.html escape them, `in_markdown` does it for Markdown. That tells figures in words.
 """
 
 import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from itertools import groupby
 from pathlib import Path
-from string import Template
-from typing import Literal
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined  # torch brings it along
+from markupsafe import Markup, escape
 
 ABSENT = "\N{EN DASH}"
 """Stands in a table where a number is not known."""
-SHAPES = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-4.8 4.6 3.6h-9.2z", "M0-5 5 0 0 5-5 0z")
-"""Markers of lines, as paths of SVG."""
 
 
 @dataclass(frozen=True)
-class Block:
-    html: str
+class Piece:
+    html: Markup
     markdown: str
     around: str = ""
-    """The HTML element that holds this block and its neighbours of the same kind, such as a list."""
+    """Neighbours of the same kind, such as items of a list, stand in one element of this class."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,11 @@ class Cell:
     text: str
     note: str = ""
     """Said smaller below, such as what a number was measured on."""
-    bar: float | None = None
-    """Drawn as a bar, of this share of the longest."""
     colour: str = ""
-    """Name of a colour: a swatch before the text, or the colour of the bar."""
+    """Name of the colour of a swatch before the text."""
 
 
-Cells = Sequence[str | Cell]  # of a row
+Cells = Sequence[str | Cell]  # of a row, or of a column
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,8 @@ class Key:
     text: str
     colour: str
     style: Literal["area", "solid", "dashed", "marker"] = "area"
-    shape: int = 0
-
-    @property
-    def path(self) -> str:
-        return SHAPES[self.shape % len(SHAPES)]
+    marker: str = ""
+    """Its shape, as a path of SVG."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Figure:
     title: str
     description: str
     """What the figure shows, in words: its alternative text."""
-    svg: str
+    svg: Markup
     keys: tuple[Key, ...] = ()
 
 
@@ -74,155 +69,117 @@ class Picture:
     wrong: bool = False
 
 
+@dataclass(frozen=True)
+class Section:
+    anchor: str
+    title: str
+    pieces: Sequence[Piece]
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def strong(text: str) -> Piece:
+    return Piece(Markup("<strong>{}</strong>").format(in_html(text)), f"**{in_markdown(text).strip()}**")
+
+
+def code(text: str) -> Piece:
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return Piece(Markup("<code>{}</code>").format(in_html(text)), f"{fence} {' '.join(text.split())} {fence}")
+
+
+def paragraph(*words: str | Piece, kind: Literal["plain", "lead", "note", "heading", "item"] = "plain") -> Piece:
+    """Items that follow each other become one list; a heading is below that of the section."""
+    parts = [Piece(in_html(word), in_markdown(word)) if isinstance(word, str) else word for word in words]
+    html, told = Markup("").join(part.html for part in parts), "".join(part.markdown for part in parts)
+    if kind == "heading":
+        return Piece(Markup("<h3>{}</h3>").format(html), f"### {told}")
+    if kind == "item":
+        return Piece(Markup("<li>{}</li>").format(html), f"- {told}", "items")
+    return Piece(Markup('<p class="{}">{}</p>').format(kind, html), told)
+
+
+def table(
+    caption: str, header: Sequence[str], rows: Sequence[Cells], kind: Literal["numbers", "words"] = "numbers"
+) -> Piece:
+    """The first cell of a row names it."""
+    lines = [f"| {' | '.join(_told(cell) for cell in row)} |" for row in (header, *rows)]
+    lines.insert(1, "| --- " + ("| ---: " if kind == "numbers" else "| --- ") * (len(header) - 1) + "|")
+    html = draw("table", caption=caption, header=header, rows=rows, kind=kind)
+    return Piece(html, "\n".join([f"**{in_markdown(caption)}**", "", *lines]))
+
+
+def _told(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return in_markdown(cell)
+    return in_markdown(cell.text + (f" ({cell.note})" if cell.note else ""))
+
+
+def figure(shown: Figure, wide: bool = False) -> Piece:
+    """Figures that follow each other stand side by side where there is room, if they are not `wide`."""
+    told = f"**{in_markdown(shown.title)}**: {in_markdown(shown.description)}"
+    return Piece(draw("figure", shown=shown, wide=wide), told, "" if wide else "figures")
+
+
+def gallery(title: str, entries: Sequence[Sequence[Picture]], large: bool = False) -> Piece:
+    """Pictures in a row, one by one or as pairs that belong together; galleries stand side by side, too."""
+    told = " ".join(picture.alt for entry in entries for picture in entry)
+    html = draw("gallery", title=title, entries=entries, large=large)
+    return Piece(html, f"**{in_markdown(title)}**: {in_markdown(told)}", "galleries")
+
+
+def fold(summary: str, *pieces: Piece) -> Piece:
+    """Closed until the reader opens it."""
+    markdown = "\n\n".join([f"### {in_markdown(summary)}", *(piece.markdown for piece in pieces)])
+    return Piece(draw("fold", summary=summary, pieces=pieces), markdown)
+
+
+def document(title: str, subtitle: str, sections: Sequence[Section], footer: str) -> Piece:
+    """One page that needs nothing but itself: style inside, images as data, no script."""
+    told = [f"# {in_markdown(title)}", in_markdown(subtitle)]
+    for section in sections:
+        told += [f"## {in_markdown(section.title)}", *(piece.markdown for piece in section.pieces)]
+    told.append(in_markdown(footer))
+    page = templates().get_template("page.html")
+    html = page.render(title=title, subtitle=subtitle, sections=sections, footer=footer)
+    return Piece(Markup(plain(html)), plain("\n\n".join(told) + "\n"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
 def plain(text: str) -> str:
     """Text that every file and terminal can show: no control characters, no reversed writing, no half characters."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", whole)
 
 
-def style() -> str:
-    """The style sheet of the page and of the figures."""
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-
-
-def _html(text: str) -> str:
+def in_html(text: str) -> Markup:
     """Text that breaks within a very long word, but not between a number and its unit."""
     whole = re.sub(r"(?<=\d) (?=%|s\b)|(?<=\bN) (?==)|(?<=\bN =) (?=\d)", "\N{NO-BREAK SPACE}", text)
-    return "<wbr>".join(escape(part) for part in re.split(r"(\S{24})(?=\S{8})", whole) if part)
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(\S{24})(?=\S{8})", whole) if part)
 
 
-def _markdown(text: str) -> str:
+def in_markdown(text: str) -> str:
     """Letters that mean something to Markdown or HTML are escaped, and a text stays on its line."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&$])", r"\\\1", re.sub(r"\s+", " ", text))
 
 
-def strong(text: str) -> Block:
-    return Block(f"<strong>{_html(text)}</strong>", f"**{_markdown(text).strip()}**")
+def neighbours(pieces: Iterable[Piece]) -> list[tuple[str, list[Piece]]]:
+    """What stands around pieces that follow each other, and those pieces."""
+    return [(around, list(group)) for around, group in groupby(pieces, key=lambda piece: piece.around)]
 
 
-def code(text: str) -> Block:
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return Block(f"<code>{_html(text)}</code>", f"{fence} {' '.join(text.split())} {fence}")
+@cache
+def templates() -> Environment:
+    """The files of this folder that hold HTML and SVG; they escape all that is put into them."""
+    folder = FileSystemLoader(Path(__file__).parent)
+    made = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"soft": in_html, "base64": lambda data: base64.b64encode(data).decode(), "neighbours": neighbours}
+    return made
 
 
-def paragraph(*words: str | Block, kind: Literal["plain", "lead", "note", "heading", "item"] = "plain") -> Block:
-    """Items that follow each other become one list; a heading is below that of the section."""
-    parts = [Block(_html(word), _markdown(word)) if isinstance(word, str) else word for word in words]
-    html, told = "".join(part.html for part in parts), "".join(part.markdown for part in parts)
-    if kind == "heading":
-        return Block(f"<h3>{html}</h3>", f"### {told}")
-    if kind == "item":
-        return Block(f"<li>{html}</li>", f"- {told}", "ul")
-    return Block(f'<p class="{kind}">{html}</p>', told)
-
-
-def table(
-    caption: str,
-    header: Sequence[str],
-    rows: Iterable[Cells],
-    kind: Literal["numbers", "words", "shares"] = "numbers",
-) -> Block:
-    """The first cell of a row names it."""
-    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    head = "".join(f'<th scope="col">{_html(name)}</th>' for name in header)
-    body = "".join(
-        f'<tr><th scope="row">{_cell(first)}</th>{"".join(f"<td>{_cell(cell)}</td>" for cell in others)}</tr>'
-        for first, *others in cells
-    )
-    html = (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="{kind}">'
-        f"<caption>{_html(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-    told = [[cell.text + (f" ({cell.note})" if cell.note else "") for cell in row] for row in cells]
-    lines = [f"| {' | '.join(_markdown(text) for text in line)} |" for line in (header, *told)]
-    lines.insert(1, "| --- " + ("| ---: " if kind == "numbers" else "| --- ") * (len(header) - 1) + "|")
-    return Block(html, "\n".join([f"**{_markdown(caption)}**", "", *lines]))
-
-
-def _cell(cell: Cell) -> str:
-    note = f"<small>{_html(cell.note)}</small>" if cell.note else ""
-    if cell.bar is not None:
-        bar = f'<svg class="bar" aria-hidden="true"><rect class="k-{cell.colour}" width="{100 * cell.bar:.2f}%"/></svg>'
-        return f"{_html(cell.text)} {note}{bar}"
-    swatch = f'<span class="swatch k-{cell.colour}"></span>' if cell.colour else ""
-    return f"{swatch}{_html(cell.text)}{note}"
-
-
-def figure(shown: Figure, wide: bool = False) -> Block:
-    """Figures that follow each other stand side by side where there is room, if they are not `wide`."""
-    keys = "".join(f"<li>{_swatch(key)}{_html(key.text)}</li>" for key in shown.keys)
-    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
-    inner = shown.svg if wide else f'<div class="frame">{shown.svg}</div>'
-    html = f"<figure><figcaption>{_html(shown.title)}</figcaption>{legend}{inner}</figure>"
-    told = f"**{_markdown(shown.title)}**: {_markdown(shown.description)}"
-    return Block(html, told, "" if wide else 'div class="figures"')
-
-
-def _swatch(key: Key) -> str:
-    if key.style == "marker":
-        return f'<svg class="key k-{key.colour}" viewBox="-6 -6 12 12" aria-hidden="true"><path d="{key.path}"/></svg>'
-    return f'<span class="swatch {key.style} k-{key.colour}"></span>'
-
-
-def gallery(title: str, entries: Iterable[Sequence[Picture]], large: bool = False) -> Block:
-    """Pictures in a row, one by one or as pairs that belong together; galleries stand side by side, too."""
-    pictures, told = "", []
-    for entry in entries:
-        pictures += f"<li>{''.join(_picture(picture) for picture in entry)}</li>"
-        told += [picture.alt for picture in entry]
-    kind = "gallery large" if large else "gallery"
-    html = f'<figure><figcaption>{_html(title)}</figcaption><ul class="{kind}">{pictures}</ul></figure>'
-    return Block(html, f"**{_markdown(title)}**: {_markdown(' '.join(told))}", 'div class="galleries"')
-
-
-def _picture(picture: Picture) -> str:
-    data, kind = base64.b64encode(picture.png).decode(), "picture wrong" if picture.wrong else "picture"
-    image = f'<img src="data:image/png;base64,{data}" alt="{escape(picture.alt)}">'
-    return f'<span class="{kind}">{image}<span>{_html(picture.caption)}</span></span>'
-
-
-def fold(summary: str, *blocks: Block) -> Block:
-    """Closed until the reader opens it."""
-    inner = _together(blocks)
-    html = f"<details><summary>{_html(summary)}</summary>\n{inner.html}\n</details>"
-    return Block(html, f"### {_markdown(summary)}\n\n{inner.markdown}")
-
-
-def _together(blocks: Iterable[Block]) -> Block:
-    html, markdown = [], []
-    for around, group in groupby(blocks, key=lambda block: block.around):
-        members = list(group)
-        inner = "\n".join(block.html for block in members)
-        html.append(f"<{around}>{inner}</{around.split()[0]}>" if around else inner)
-        markdown += [block.markdown for block in members]
-    return Block("\n".join(html), "\n\n".join(markdown))
-
-
-@dataclass(frozen=True)
-class Section:
-    anchor: str
-    title: str
-    blocks: tuple[Block, ...]
-
-
-def document(title: str, subtitle: str, sections: Sequence[Section], footer: str) -> Block:
-    """One page that needs nothing but itself: style inside, images as data, no script."""
-    links, body, told = "", "", [f"# {_markdown(title)}", _markdown(subtitle)]
-    for section in sections:
-        inner, name = _together(section.blocks), f"{section.anchor}-heading"
-        links += f'<li><a href="#{section.anchor}">{_html(section.title)}</a></li>'
-        body += (
-            f'<section id="{section.anchor}" aria-labelledby="{name}">\n<h2 id="{name}">{_html(section.title)}</h2>\n'
-            f"{inner.html}\n</section>\n"
-        )
-        told += [f"## {_markdown(section.title)}", inner.markdown]
-    html = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
-        title=escape(title),
-        style=style(),
-        heading=_html(title),
-        subtitle=_html(subtitle),
-        links=links,
-        body=body,
-        footer=_html(footer),
-    )
-    return Block(plain(html), plain("\n\n".join([*told, _markdown(footer)]) + "\n"))
+def draw(macro: str, **values: Any) -> Markup:
+    """What a macro of pieces.html makes of values."""
+    found: Markup = getattr(templates().get_template("pieces.html").module, macro)(**values)
+    return found

@@ -1,36 +1,18 @@
 """JSON files as they are found: half-written, damaged, a stranger's. Nothing here raises for content."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
+
+from citrus.files import parse_object
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is missing, unreadable or something else."""
     try:
-        return _object(path.read_text(encoding="utf-8", errors="replace"))
+        return parse_object(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects of a .jsonl file, and how many lines are none, such as a last line that is being written."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return [], 0
-    found = [_object(line) for line in lines if line.strip()]
-    good = [value for value in found if value is not None]
-    return good, len(found) - len(good)
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def number(values: Any, key: str) -> float | None:

@@ -4,8 +4,8 @@ import json
 import shlex
 from typing import Any
 
-from citrus.report.charts import Line, count_axis, line_chart, linear_axis, series_key
-from citrus.report.document import ABSENT, Block, Key, Section, figure, fold, paragraph, table
+from citrus.report.charts import Line, count_axis, line_chart, linear_axis, series
+from citrus.report.document import ABSENT, Piece, Section, figure, fold, paragraph, table
 from citrus.report.files import number
 from citrus.report.read import Record
 
@@ -30,7 +30,7 @@ def training(records: list[Record]) -> Section | None:
     held_out, on_training, *others = (_figure(records, *curve) for curve in CURVES)
     figures = [curve for curve in (held_out or on_training, *others) if curve]
     numbers = fold("The numbers behind the curves", *(_epochs(record) for record in trained))
-    return Section("training", "Training", (*figures, numbers))
+    return Section("training", "Training", [*figures, numbers])
 
 
 def _epoch(row: dict[str, Any], place: int) -> float:
@@ -39,26 +39,26 @@ def _epoch(row: dict[str, Any], place: int) -> float:
     return (place if epoch is None else epoch) + 1
 
 
-def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Block | None:
+def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Piece | None:
     """One colour per run; the first kind solid, the second dashed."""
-    lines, runs, styles = [], {}, {}
+    lines = []
     for k, record in enumerate(records):
-        for kind, (key, name, factor) in enumerate(kinds):
+        run = series(k, record.name if record.prefix else "")
+        for key, name, factor in kinds:
             values = [(_epoch(row, i), number(row, key)) for i, row in enumerate(record.metrics)]
-            points = tuple((x, factor * y) for x, y in values if y is not None)
+            points = [(x, factor * y) for x, y in values if y is not None]
             if points:
-                lines.append(Line(record.prefix + name, points, k, dashed=kind > 0))
-                runs[k], styles[kind] = series_key(record.name, k), Key(name, "ink", "dashed" if kind else "solid")
+                lines.append(Line(record.prefix + name, points, run, dashed=key != kinds[0][0]))
     if not lines:
         return None
     ends = "; ".join(f"{line.label}: from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines)
     x = count_axis("epoch", (p[0] for line in lines for p in line.points))
     y = linear_axis(axis, [0.0, *(p[1] for line in lines for p in line.points)])
-    keys = (*(runs.values() if len(records) > 1 else ()), *(styles.values() if len(styles) > 1 else ()))
-    return figure(line_chart(f"training-{kinds[0][0]}", title, ends, (x, y), lines, keys))
+    strokes = [name for _, name, _ in kinds] if len({line.dashed for line in lines}) > 1 else []
+    return figure(line_chart(f"training-{kinds[0][0]}", title, ends, (x, y), lines, strokes))
 
 
-def _epochs(record: Record) -> Block:
+def _epochs(record: Record) -> Piece:
     """Some epochs, the last one always."""
     step = -(-len(record.metrics) // MOST_EPOCHS)
     keys = [key for _, _, kinds in CURVES for key, _, _ in kinds] + ["lr", "seconds"]
@@ -72,22 +72,24 @@ def _epochs(record: Record) -> Block:
 
 def setup(records: list[Record]) -> Section:
     """Configuration and environment; of several runs first what differs."""
-    configurations, environments = [_flat(r.config) for r in records], [_environment(r.env) for r in records]
-    blocks: list[Block] = []
-    for title, columns in (("Configuration", configurations), ("Environment", environments)):
-        names = list(dict.fromkeys(name for column in columns for name in column))
+    pieces = []
+    for title, columns in (
+        ("Configuration", [_flat(record.config) for record in records]),
+        ("Environment", [_environment(record.env) for record in records]),
+    ):
+        names = dict.fromkeys(name for column in columns for name in column)
         rows = [[name, *(column.get(name, ABSENT) for column in columns)] for name in names]
         differing = [row for row in rows if len(set(row[1:])) > 1]
         same = table(title, ("Name", "Value"), [row[:2] for row in rows if row not in differing], "words")
-        if not names:
-            blocks.append(paragraph(f"{title}: not known.", kind="note"))
+        if not rows:
+            pieces.append(paragraph(f"{title}: not known.", kind="note"))
         if differing:
             header = ["Name", *(record.name for record in records)]
-            blocks.append(table(f"{title}: what differs", header, differing, "words"))
+            pieces.append(table(f"{title}: what differs", header, differing, "words"))
         if len(differing) < len(rows):
             folded = fold(title if len(records) == 1 else f"{title}: what is the same", same)
-            blocks.append(same if len(records) == 1 and title == "Environment" else folded)
-    return Section("setup", "Configuration and environment", tuple(blocks))
+            pieces.append(same if len(records) == 1 and title == "Environment" else folded)
+    return Section("setup", "Configuration and environment", pieces)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -4,7 +4,7 @@ from citrus.console import duration
 from citrus.inputs import format_eps
 from citrus.report.certifications import Certified
 from citrus.report.charts import bar_chart
-from citrus.report.document import ABSENT, Block, Cell, Cells, Key, Section, code, figure, paragraph, strong, table
+from citrus.report.document import ABSENT, Cell, Key, Piece, Section, code, figure, paragraph, strong, table
 from citrus.report.files import count, number, text
 from citrus.report.read import Record
 
@@ -21,14 +21,14 @@ OUTCOMES = {
 def headline(records: list[Record]) -> Section:
     heads = [(record, record.headline) for record in records]
     leads = [(record, c) for record, c in heads if c is not None]
-    blocks = [_lead(leads[0][1])] if leads and len(records) == 1 else []
+    pieces = [_lead(leads[0][1])] if leads and len(records) == 1 else []
     if leads:
-        blocks.append(_outcome_bars(leads))
+        pieces.append(_outcome_bars(leads))
     title = "How robust it is" if len(records) == 1 else "How robust they are"
-    return Section("headline", title, (*blocks, _headline_table(records)))
+    return Section("headline", title, [*pieces, _headline_table(records)])
 
 
-def _lead(c: Certified) -> Block:
+def _lead(c: Certified) -> Piece:
     so_far = "" if c.finished else f" (so far: {c.images} of {c.asked} images)"
     shared = f"every perturbation that {c.group_size} of them share" if c.group_size > 1 else "every perturbation"
     return paragraph(
@@ -41,7 +41,7 @@ def _lead(c: Certified) -> Block:
     )
 
 
-def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Block:
+def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Piece:
     outcomes = [(f"{r.prefix}{c.setting}, {c.images} images", c.images_by_outcome()) for r, c in leads]
     present = [name for name in OUTCOMES if any(counts[name] for _, counts in outcomes)]
     bars = [(label, [(name, name, counts[name]) for name in present]) for label, counts in outcomes]
@@ -49,23 +49,20 @@ def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Block:
     return figure(bar_chart("Every test image once", bars, keys), wide=True)
 
 
-def _headline_table(records: list[Record]) -> Block:
-    columns = [_column(record) for record in records]
-    names = [name for name in columns[0] if len(records) > 1 or name not in ("Method", "eps")]
-    caption, runs = "Percent of test images classified right", [record.name for record in records]
+def _headline_table(records: list[Record]) -> Piece:
+    """Runs beside each other; a note that is the same for all of them stands below the measure, once."""
+    columns, runs = [_column(record) for record in records], [record.name for record in records]
+    caption = "Percent of test images classified right"
+    rows: list[list[Cell]] = []
     if len(records) > MOST_COLUMNS:
-        rows: list[Cells] = [
-            [run, *(column[name] for name in names)] for run, column in zip(runs, columns, strict=True)
-        ]
-        return table(caption, ["Run", *names], rows)
-    return table(caption, ["Measure", *runs], [_noted(name, [column[name] for column in columns]) for name in names])
-
-
-def _noted(name: str, cells: list[Cell]) -> list[Cell]:
-    """A row of the table; a note that is the same for all runs stands below the measure, once."""
-    if len({cell.note for cell in cells}) > 1:
-        return [Cell(name), *cells]
-    return [Cell(name, cells[0].note), *(Cell(cell.text) for cell in cells)]
+        rows = [[Cell(run), *column.values()] for run, column in zip(runs, columns, strict=True)]
+        return table(caption, ["Run", *columns[0]], rows)
+    for name in columns[0]:
+        cells = [column[name] for column in columns]
+        same = len({cell.note for cell in cells}) == 1
+        plain = [Cell(name, cells[0].note), *(Cell(cell.text) for cell in cells)]
+        rows.append(plain if same else [Cell(name), *cells])
+    return table(caption, ["Measure", *runs], rows)
 
 
 def _column(record: Record) -> dict[str, Cell]:
@@ -76,9 +73,12 @@ def _column(record: Record) -> dict[str, Cell]:
     at = _at(number(measured, "eps"), record)
     images, attacked, scope = f"{n} images", f"first {k} images", _scope(proved, record) if proved else ""
     setting = [word for name in ("data", "network") if (word := text(record.config, name))]
-    return {
+    told_apart = {
         "Method": Cell(record.method or ABSENT, ", ".join(setting)),
         "eps": Cell(ABSENT if record.eps is None else format_eps(record.eps)),
+    }
+    return {
+        **(told_apart if record.prefix else {}),
         "Clean": _percent(number(measured, "clean"), images),
         "Certified, one by one (IBP)": _percent(number(measured, "ibp_certified"), images + at),
         "Certified, one by one": _alone(record, proved) if proved else Cell(ABSENT),
@@ -124,4 +124,4 @@ def missing(records: list[Record]) -> Section | None:
         for entry in record.missing:
             command = (" ", code(entry.command)) if entry.command else ()
             items.append(paragraph(record.prefix + entry.text, *command, kind="item"))
-    return Section("missing", "What is missing", tuple(items)) if items else None
+    return Section("missing", "What is missing", items) if items else None

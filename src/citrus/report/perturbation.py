@@ -1,12 +1,11 @@
 """The universal perturbation itself, what it does to the images of its group, and which classes fall."""
 
-from collections import Counter
-from dataclasses import replace
+from collections import Counter, defaultdict
 
 from torch import Tensor
 
 from citrus.inputs import format_eps
-from citrus.report.document import ABSENT, Block, Cell, Cells, Picture, Section, fold, gallery, paragraph, strong, table
+from citrus.report.document import ABSENT, Cell, Picture, Piece, Section, fold, gallery, paragraph, strong, table
 from citrus.report.png import perturbation, png
 from citrus.report.read import Record
 from citrus.report.uap import Perturbed
@@ -20,20 +19,20 @@ def perturbations(records: list[Record]) -> Section | None:
     intro = (
         "The group that suffers most: its perturbation, and its images without and with it, as the network sees them."
     )
-    blocks = [paragraph(intro)]
+    pieces = [paragraph(intro)]
     for record in records:
         if record.prefix and record.perturbations:
-            blocks.append(paragraph(record.name, kind="heading"))
+            pieces.append(paragraph(record.name, kind="heading"))
         for k, p in enumerate(_own_first(record)):
-            blocks += [fold(f"At eps {format_eps(p.eps)}, groups of {p.group_size}", *_shown(p))] if k else _shown(p)
-    return Section("perturbation", "One perturbation for many images", tuple(blocks)) if len(blocks) > 1 else None
+            pieces += [fold(f"At eps {format_eps(p.eps)}, groups of {p.group_size}", *_shown(p))] if k else _shown(p)
+    return Section("perturbation", "One perturbation for many images", pieces) if len(pieces) > 1 else None
 
 
 def _own_first(record: Record) -> list[Perturbed]:
     return sorted(record.perturbations, key=lambda p: p.eps != record.eps)
 
 
-def _shown(p: Perturbed) -> list[Block]:
+def _shown(p: Perturbed) -> list[Piece]:
     """The perturbation in both scales, then the images it flips and those it cannot."""
     eps = format_eps(p.eps)
     said = paragraph(
@@ -43,12 +42,12 @@ def _shown(p: Perturbed) -> list[Block]:
     )
     amplified = _scaled(p.worst, p.eps, "amplified", f"amplified, full colour is ±{eps}")
     true = _scaled(p.worst, 1.0, "true scale", "true scale, full colour is ±1")
-    blocks = [said, gallery("The perturbation", [[amplified], [true]], large=True)]
+    pieces = [said, gallery("The perturbation", [[amplified], [true]], large=True)]
     for name, mask in (("Images that it flips", p.falls), ("Images that it cannot flip", p.right & ~p.falls)):
         places = mask[p.shown].nonzero().flatten().tolist()[:MOST_IMAGES]
         if places:
-            blocks.append(gallery(name, [_pair(p, place) for place in places]))
-    return blocks
+            pieces.append(gallery(name, [_pair(p, place) for place in places]))
+    return pieces
 
 
 def _scaled(delta: Tensor, largest: float, kind: str, caption: str) -> Picture:
@@ -72,22 +71,21 @@ def classes(records: list[Record]) -> Section | None:
     if not shown:
         return None
     columns = [_by_class(p) for _, p in shown]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    cells = {name: [column.get(name, Cell(ABSENT, bar=0.0)) for column in columns] for name in names}
-    most = sorted(names, key=lambda name: -sum(cell.bar or 0.0 for cell in cells[name]))[:MOST_CLASSES]
-    top = max(cell.bar or 0.0 for name in names for cell in cells[name]) or 1.0  # as wide as a bar can be
-    rows: list[Cells] = [[name, *(replace(cell, bar=(cell.bar or 0.0) / top) for cell in cells[name])] for name in most]
+    most = sorted(
+        dict.fromkeys(name for c in columns for name in c), key=lambda name: -sum(c[name][0] for c in columns)
+    )
+    rows = [[Cell(name), *(column[name][1] for column in columns)] for name in most[:MOST_CLASSES]]
     header = ("Class", *(f"{r.name}, eps {format_eps(p.eps)}, N = {p.group_size}" for r, p in shown))
     intro = "How many correctly classified images of a class a universal attack turns wrong, and what most become."
-    blocks = [paragraph(intro), table("Classes by the share of images that fall", header, rows, "shares")]
-    if len(names) > MOST_CLASSES:
-        blocks.append(paragraph(f"{MOST_CLASSES} of {len(names)} classes, those that fall most.", kind="note"))
-    return Section("classes", "Which classes fall", tuple(blocks))
+    pieces = [paragraph(intro), table("Classes by the share of images that fall", header, rows)]
+    if len(most) > MOST_CLASSES:
+        pieces.append(paragraph(f"{MOST_CLASSES} of {len(most)} classes, those that fall most.", kind="note"))
+    return Section("classes", "Which classes fall", pieces)
 
 
-def _by_class(p: Perturbed) -> dict[str, Cell]:
-    """How many images of each class fall, as a share too, and the class that most of them become."""
-    found = {}
+def _by_class(p: Perturbed) -> defaultdict[str, tuple[float, Cell]]:
+    """The share of the images of each class that fall, and a cell that says it and what most of them become."""
+    found: defaultdict[str, tuple[float, Cell]] = defaultdict(lambda: (0.0, Cell(ABSENT)))
     for label in sorted(set(p.labels.tolist())):
         right = p.right & (p.labels == label)
         falls = right & p.falls
@@ -95,5 +93,5 @@ def _by_class(p: Perturbed) -> dict[str, Cell]:
         becomes = Counter(p.perturbed[falls].tolist()).most_common(1)
         mostly = f", mostly {p.class_name(becomes[0][0])}" if becomes else ""
         told = f"{int(falls.sum())} of {int(right.sum())}"
-        found[p.class_name(label)] = Cell(told, f"{100 * share:.1f} %{mostly}", share, "fooled")
+        found[p.class_name(label)] = share, Cell(told, f"{100 * share:.1f} %{mostly}")
     return found

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from citrus.errors import CitrusError
+from citrus.files import read_lines
 from citrus.report.certifications import Certified, read_certifications
-from citrus.report.files import count, number, read_lines, read_object, text
+from citrus.report.files import count, number, read_object, text
 from citrus.report.uap import Perturbed, read_perturbed
 
 PARTS = ("config.json", "env.json", "metrics.jsonl", "summary.json", "certify", "uap", "checkpoints")

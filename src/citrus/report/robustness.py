@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from citrus.inputs import format_eps
 from citrus.report.certifications import Certified
-from citrus.report.charts import Line, Point, bar_chart, line_chart, linear_axis, series_key, value_axis
-from citrus.report.document import ABSENT, Block, Cell, Cells, Key, Section, code, figure, fold, paragraph, table
+from citrus.report.charts import Line, Point, bar_chart, line_chart, linear_axis, series, value_axis
+from citrus.report.document import ABSENT, Cell, Cells, Piece, Section, code, figure, fold, paragraph, table
 from citrus.report.files import count, number
 from citrus.report.overview import OUTCOMES
 from citrus.report.read import Record
@@ -23,34 +23,32 @@ STAGES = {
 
 
 def robustness(records: list[Record]) -> Section:
-    blocks = [chart for axis in ("eps", "N") if (chart := _chart(records, axis))]
+    pieces = [chart for axis in ("eps", "N") if (chart := _chart(records, axis))]
     certified = [(record, c) for record in records for c in record.certifications]
     if not certified:
         start = code("citrus certify RUN")
-        blocks.append(paragraph("No run is certified yet. ", start, " makes a start.", kind="note"))
-    elif len(blocks) < 2:
+        pieces.append(paragraph("No run is certified yet. ", start, " makes a start.", kind="note"))
+    elif len(pieces) < 2:
         size, eps = code("citrus certify RUN --group-size 20"), code("citrus certify RUN --eps 0.05")
-        blocks.append(paragraph("Certify with other settings to see a curve: ", size, " or ", eps, ".", kind="note"))
+        pieces.append(paragraph("Certify with other settings to see a curve: ", size, " or ", eps, ".", kind="note"))
     if certified:
         listed = _certifications(certified)
-        blocks.append(listed if len(certified) <= MOST_ROWS else fold(f"All {len(certified)} certifications", listed))
+        pieces.append(listed if len(certified) <= MOST_ROWS else fold(f"All {len(certified)} certifications", listed))
     if any(record.attacks for record in records):
-        blocks.append(_attacks(records))
-    return Section("robustness", "Against eps and group size", tuple(blocks))
+        pieces.append(_attacks(records))
+    return Section("robustness", "Against eps and group size", pieces)
 
 
-def _chart(records: list[Record], axis: str) -> Block | None:
+def _chart(records: list[Record], axis: str) -> Piece | None:
     """What is proved and what the attack leaves, over eps or over N; of several runs one curve each."""
-    most = MOST_LINES if len(records) == 1 else 1
-    curves = [(k, *curve) for k, record in enumerate(records) for curve in _curves(record, axis)[:most]]
-    if not curves:
+    several, lines = len(records) > 1, []
+    curves = [(k, c) for k, r in enumerate(records) for c in _curves(r, axis)[: 1 if several else MOST_LINES]]
+    labels = _apart([names for _, (names, *_) in curves], always=(0,) if several else ())
+    for i, ((k, (_, certified, attacked)), label) in enumerate(zip(curves, labels, strict=True)):
+        run = series(k, label) if several else series(i, label if len(curves) > 1 else "")
+        lines += [Line(f"{label}, certified", certified, run), Line(f"{label}, attacked", attacked, run, dashed=True)]
+    if not lines:
         return None
-    lines, keys = [], []
-    labels = _apart([names for _, names, _, _ in curves])
-    for i, ((run, _, certified, attacked), label) in enumerate(zip(curves, labels, strict=True)):
-        series = run if len(records) > 1 else i  # several runs have the colours of their places, as in every chart
-        lines += [Line(f"{label}, certified", certified, series), Line(f"{label}, attacked", attacked, series, True)]
-        keys.append(series_key(label, series))
 
     def tick(x: float) -> str:
         return format_eps(x) if axis == "eps" and x else f"{x:g}"
@@ -60,15 +58,13 @@ def _chart(records: list[Record], axis: str) -> Block | None:
     across = value_axis(label, [(x, tick(x)) for x, _ in points], logarithmic=axis == "N")
     up = linear_axis("percent of test images", (y for _, y in points), span=4)
     told = [f"{line.label}: " + ", ".join(f"{y:.2f} at {axis} {tick(x)}" for x, y in line.points) for line in lines]
-    styles = (Key("proved (lower bound)", "ink", "solid"), Key("left by the attack (upper bound)", "ink", "dashed"))
-    legend = (*keys, *styles) if len(keys) > 1 else styles
+    strokes = ("proved (lower bound)", "left by the attack (upper bound)")
     bands = list(zip(lines[::2], lines[1::2], strict=True))
     title = f"Accuracy against the {'radius eps' if axis == 'eps' else 'group size N'}"
-    return figure(line_chart(f"curve-{axis}", title, "; ".join(told), (across, up), lines, legend, bands))
+    return figure(line_chart(f"curve-{axis}", title, "; ".join(told), (across, up), lines, strokes, bands))
 
 
-Points = tuple[Point, ...]
-Curve = tuple[tuple[str, ...], Points, Points]
+Curve = tuple[tuple[str, ...], list[Point], list[Point]]
 """What sets a curve apart from others, what is certified, and what the attack leaves."""
 
 
@@ -80,21 +76,21 @@ def _curves(record: Record, axis: str) -> list[Curve]:
         if c.finished:
             alike.setdefault((record.name, fixed, c.grouping, c.verifier, f"{c.images} images"), []).append(c)
     ranked = sorted(alike.items(), key=lambda item: (-len(item[1]), record.headline not in item[1]))
-    long = [(names, *_points(record, members, axis)) for names, members in ranked if len(members) > 1]
-    short = [(names, *_points(record, members, axis)) for names, members in ranked if len(members) == 1]
-    return long or [curve for curve in short if len(curve[1]) > 1][:1]
+    curves = [(names, *_points(record, members, axis)) for names, members in ranked]
+    several = sum(len(members) > 1 for members in alike.values())
+    return curves[:several] or [curve for curve in curves if len(curve[1]) > 1][:1]
 
 
-def _points(record: Record, members: list[Certified], axis: str) -> tuple[Points, Points]:
+def _points(record: Record, members: list[Certified], axis: str) -> tuple[list[Point], list[Point]]:
     """What is certified and what the attack leaves, from where it is known without a certification on."""
     first, places = members[0], [c.eps if axis == "eps" else float(c.group_size) for c in members]
-    certified = tuple((x, c.certified) for x, c in zip(places, members, strict=True))
-    attacked = tuple((x, c.attacked) for x, c in zip(places, members, strict=True))
+    certified = [(x, c.certified) for x, c in zip(places, members, strict=True)]
+    attacked = [(x, c.attacked) for x, c in zip(places, members, strict=True)]
     if axis == "eps" and places[0] > 0:  # nothing is perturbed: the clean accuracy
-        return ((0.0, first.correct), *certified), ((0.0, first.correct), *attacked)
+        return [(0.0, first.correct), *certified], [(0.0, first.correct), *attacked]
     if axis == "N" and places[0] > 1:  # ordinary certification: the cascade's single-image proofs tell
         alone = _one_by_one(record, first)
-        return ((1.0, first.alone), *certified), attacked if alone is None else ((1.0, alone), *attacked)
+        return [(1.0, first.alone), *certified], attacked if alone is None else [(1.0, alone), *attacked]
     return certified, attacked
 
 
@@ -112,7 +108,7 @@ def _apart(names: Sequence[tuple[str, ...]], always: tuple[int, ...] = ()) -> li
     return [", ".join(name[place] for place in shown if name[place]) for name in names]
 
 
-def _certifications(certified: list[tuple[Record, Certified]]) -> Block:
+def _certifications(certified: list[tuple[Record, Certified]]) -> Piece:
     rows: list[Cells] = []
     for record, c in certified:
         state = "" if c.finished else f" · {c.images} of {c.asked} images so far"
@@ -123,7 +119,7 @@ def _certifications(certified: list[tuple[Record, Certified]]) -> Block:
     return table("All certifications, percent of test images", header, rows)
 
 
-def _attacks(records: list[Record]) -> Block:
+def _attacks(records: list[Record]) -> Piece:
     """What `citrus attack` measured: upper bounds without proofs."""
     rows: list[Cells] = []
     for record in records:
@@ -144,19 +140,16 @@ def cascade(records: list[Record]) -> Section | None:
     if not shown:
         return None
     labels = _apart([_names(record, c) for record, c in shown], always=(1, 2, 5))
-    others = sorted({name for _, c in shown for name in c.stages} - STAGES.keys())
-    meaning = STAGES | {name: name for name in others} | OUTCOMES
-    names = [name for name in meaning if any(c.settled.get(name) for _, c in shown)]
-    colours = {name: "other" if name in others else name for name in names}
+    known = {name: said for name, said in (STAGES | OUTCOMES).items() if any(c.settled.get(name) for _, c in shown)}
     bars = [
-        (label, [(meaning[name], colours[name], c.settled.get(name, 0)) for name in names])
+        (label, [(said, name, c.settled.get(name, 0)) for name, said in known.items()])
         for label, (_, c) in zip(labels, shown, strict=True)
     ]
-    rows = [[Cell(meaning[name], colour=colours[name]), *(_share(name, c) for _, c in shown)] for name in names]
+    rows = [[Cell(said, colour=name), *(_share(name, c) for _, c in shown)] for name, said in known.items()]
     said = "Cheap proofs come first; each stage sees only what those before it left open, so its share is what it adds."
     listed = table("Images by the stage that settled them", ["Stage", *labels], rows)
-    blocks = (paragraph(said), figure(bar_chart("Share of all images", bars), wide=True), listed)
-    return Section("cascade", "Which proof did the work", blocks)
+    pieces = [paragraph(said), figure(bar_chart("Share of all images", bars), wide=True), listed]
+    return Section("cascade", "Which proof did the work", pieces)
 
 
 def _names(record: Record, c: Certified) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from citrus.files import write_text
 from citrus.inputs import format_eps
-from citrus.report.document import Block, document
+from citrus.report.document import Piece, document
 from citrus.report.files import count, text
 from citrus.report.history import setup, training
 from citrus.report.overview import headline, missing
@@ -26,7 +26,7 @@ def write_report(records: list[Record], out: Path) -> tuple[Path, Path]:
     return page, twin
 
 
-def compose(records: list[Record]) -> Block:
+def compose(records: list[Record]) -> Piece:
     """The page and its twin: all sections that have something to say."""
     one = len(records) == 1
     return document(

@@ -7,8 +7,7 @@ The same call goes on where it was stopped. What fails leaves a row that says wh
 attack on something certified is a bug, which must not pass as a row: `SoundnessError` ends the study.
 """
 
-import functools
-import math
+import json
 import multiprocessing
 import signal
 import time
@@ -16,65 +15,24 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from citrus.data import Splits, load
+from citrus.certify import CertifySettings, certify_into
+from citrus.certify.result import ALONE
+from citrus.certify.run_folder import row_path
+from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
-from citrus.studies.entries import Entry, asked_of, certify_entry, same_groups, train_entry
+from citrus.files import read_lines
+from citrus.studies.entries import Entry, Study, StudyResult, asked_of, finished, result_of, same_groups
 from citrus.studies.rows import Row, StudyRows
-from citrus.training import Events, Stopped, load_run, to_dict
+from citrus.training import Events, Stopped, load_run, to_dict, train
+from citrus.training.run import pick_device
 
-
-@dataclass(frozen=True)
-class Study:
-    """Named configurations in a folder, which holds a run folder for each, and rows.jsonl."""
-
-    name: str
-    out: Path
-    entries: tuple[Entry, ...] = ()
-    data_dir: str | None = None
-    device: str = "auto"
-    workers: int = 1
-    """Entries at a time, in processes of their own."""
-    deadline: float = math.inf
-    """By `time.time()`: no entry and no epoch begins later."""
-
-    def open_rows(self) -> StudyRows:
-        return StudyRows(self.out / "rows.jsonl", self.name)
-
-    def load(self, data: str, validation: int) -> Splits:
-        return load(data, data_dir=self.data_dir, validation=validation)
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What the rows of an entry say together; `error` says why there are none."""
-
-    name: str
-    run: Row = field(default_factory=dict)
-    proofs: tuple[Row, ...] = ()
-    error: str = ""
-
-    @property
-    def uap(self) -> float:
-        """Percent that universal attacks leave: the one after training, and the verifier's on the same groups."""
-        attacked = [proof["attacked"] for proof in self.proofs if same_groups(self.run, proof)]
-        return float(min([self.run["universal"], *attacked]))
-
-    @property
-    def pgd(self) -> float:
-        """What a shared perturbation fools, one of its own fools as well."""
-        return float(min(self.run["pgd"], self.uap))
-
-    @property
-    def seconds(self) -> float:
-        """Of training, measuring and certification together."""
-        proving = sum(proof["seconds"] for proof in self.proofs)
-        return float(self.run["train_seconds"] + self.run["measure_seconds"] + proving)
+LAST = ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")  # of the last epoch
+FOUND = ("images", "clean", "attacked_images", "pgd", "universal")  # by the evaluation after training
 
 
 @dataclass(frozen=True)
@@ -86,23 +44,22 @@ class Listener:
     on_result: Callable[[StudyResult], None] = lambda result: None
 
 
-def run_study(study: Study, listener: Listener | None = None) -> list[StudyResult]:
+def run_study(study: Study, listener: Listener = Listener()) -> list[StudyResult]:  # noqa: B008 - frozen
     """Make what is missing, and return all results in order; `Stopped`, after Ctrl-C or the deadline, ends it."""
-    listener, rows = listener or Listener(), study.open_rows()
-    if study.workers > 1:
-        for entry in _in_processes(study, rows):
-            listener.on_result(result_of(entry, rows))
-        return [result_of(entry, rows) for entry in study.entries]
-    load_once = functools.cache(study.load)
-    results = []
+    rows = study.open_rows()
+    for entry in _in_processes(study, rows) if study.workers > 1 else _one_by_one(study, rows, listener):
+        listener.on_result(result_of(entry, rows))
+    return [result_of(entry, rows) for entry in study.entries]
+
+
+def _one_by_one(study: Study, rows: StudyRows, listener: Listener) -> Iterator[Entry]:
+    """Entries as they are finished."""
     for place, entry in enumerate(study.entries, start=1):
         if result_of(entry, rows).error:
             events = listener.on_entry(entry.name, place, len(study.entries))
-            for kind, row in _make(study, entry, rows.about(entry.name), load_once, events):
-                rows.add(kind, entry.name, row)
-        results.append(result_of(entry, rows))
-        listener.on_result(results[-1])
-    return results
+            for kind, row in _make(study, entry, rows.about(entry.name), events):
+                rows.add(kind, entry.name, entry.source | row)
+            yield entry
 
 
 def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
@@ -118,13 +75,13 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
                     stopped = job.exception()
                     continue
                 for kind, row in job.result():
-                    rows.add(kind, jobs[job].name, row | {"shared_by": study.workers})
+                    rows.add(kind, jobs[job].name, jobs[job].source | row | {"shared_by": study.workers})
                 yield jobs[job]
         except BrokenProcessPool as error:
             raise CitrusError("A worker was killed, maybe for want of memory: take fewer --workers.") from error
         except KeyboardInterrupt as error:
             for process in multiprocessing.active_children():
-                process.terminate()  # which a training loop hears as a Ctrl-C
+                process.terminate()  # which a training loop hears as a wish to stop
             raise Stopped("All workers keep their state.") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -133,61 +90,84 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
 
 
 def _begin(workers: int) -> None:
-    """A process takes its share of the threads, and is deaf to Ctrl-C until it works."""
+    """A process takes its share of the threads; a Ctrl-C is for the process that started it, which passes it on."""
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _job(study: Study, entry: Entry, about: list[Row]) -> list[tuple[str, Row]]:
-    """In a process of its own, which hears Ctrl-C only while it works."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return list(_make(study, entry, about, study.load, Events()))
-    except KeyboardInterrupt as error:
-        raise Stopped(f"{entry.name} keeps its state.") from error
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return list(_make(study, entry, about, Events()))
 
 
-def _make(
-    study: Study, entry: Entry, about: list[Row], load: Callable[[str, int], Splits], events: Events
-) -> Iterator[tuple[str, Row]]:
+# ------------------------------------------------------------------------------------------------------------ one entry
+
+
+def _make(study: Study, entry: Entry, about: list[Row], events: Events) -> Iterator[tuple[str, Row]]:
     """Kind and row of all that is missing; the last one may say what failed."""
     folder, kind = study.out / entry.name, "run"
     if time.time() > study.deadline:
         raise Stopped(f"{entry.name}: the time is over.")
     try:
-        splits = entry.measured_on(load(entry.config.data, entry.config.validation))
-        run, proofs = _finished(entry, about)
-        if run:
-            network = load_run(folder).network
-        else:
-            network, run = train_entry(entry, folder, splits, study.device, study.deadline, events)
-            yield kind, entry.source | run
+        splits = study.load(entry)
+        run, proofs = finished(entry, about)
+        if not run:
+            run = _train(study, entry, folder, splits, events)
+            yield kind, run
         kind = "certification"
-        for settings in (settings for settings in entry.proofs if asked_of(settings) not in proofs):
-            row = certify_entry(entry, settings, folder, network, splits, study.device, run)
-            yield kind, entry.source | row
+        for settings in entry.proofs:
+            if asked_of(settings) not in proofs:
+                yield kind, _certify(study, entry, settings, folder, splits, run)
     except (Stopped, SoundnessError):
         raise
     except Exception as error:  # the others go on
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         text = str(error) if isinstance(error, CitrusError) else f"{type(error).__name__}: {error}"
-        yield kind, {**entry.source, "failed": text.partition("\n")[0]}
+        yield kind, {"failed": text.partition("\n")[0]}
 
 
-def _finished(entry: Entry, about: list[Row]) -> tuple[Row, dict[tuple[Any, ...], Row]]:
-    """The run of this very configuration, and the certifications of its network by what was asked."""
-    good = [row for row in about if "failed" not in row]
-    runs = [row for row in good if row["kind"] == "run" and row["config"] == to_dict(entry.config)]
-    return (runs or [{}])[-1], {asked_of(row): row for row in good if row["kind"] == "certification"}
+def _train(study: Study, entry: Entry, folder: Path, splits: Splits, events: Events) -> Row:
+    """The row of a run; after the deadline no epoch begins, and `Stopped` keeps its state."""
+    config, begun = entry.config, (folder / "config.json").exists()
+
+    def on_epoch(row: Row) -> None:
+        events.on_epoch(row)
+        if time.time() > study.deadline and row["epoch"] + 1 < config.epochs:
+            raise Stopped(f"{entry.name}: the time is over after epoch {row['epoch'] + 1} of {config.epochs}.")
+
+    heard = replace(events, on_epoch=on_epoch)
+    found = train(config, folder, splits=splits, device=study.device, resume=begun, events=heard).evaluation
+    assert found
+    metrics, _ = read_lines(folder / "metrics.jsonl")
+    return {
+        "on": entry.on,
+        **{name: round(getattr(found, name), 4) for name in FOUND},
+        "ibp": round(found.ibp_certified, 4),
+        "train_seconds": round(sum(row["seconds"] for row in metrics), 3),
+        "measure_seconds": round(found.seconds, 3),
+        "last": {name: metrics[-1][name] for name in LAST},
+        "config": to_dict(config),
+    }
 
 
-def result_of(entry: Entry, rows: StudyRows) -> StudyResult:
-    about = rows.about(entry.name)
-    run, proofs = _finished(entry, about)
-    certified = tuple(proofs.get(asked_of(settings), {}) for settings in entry.proofs)
-    if run and all(certified):
-        return StudyResult(entry.name, run, certified)
-    return StudyResult(entry.name, error=about[-1].get("failed", "not finished") if about else "not begun")
+def _certify(study: Study, entry: Entry, settings: CertifySettings, folder: Path, splits: Splits, run: Row) -> Row:
+    """The row of a certification; rows per group are in the run folder, so that it goes on after a stop."""
+    data = splits.test.subset(slice(0, entry.images)).to(pick_device(study.device))
+    network, out = load_run(folder).network.to(data.images.device), folder / "certify"
+    if data.images.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    found = certify_into(out, network, as_float(data.images), data.labels, entry.config.eps, settings)
+    if found.errors:
+        raise CitrusError(f"{found.errors} groups could not be certified: {out} says why.")
+    if same_groups(run, vars(found)) and found.certified > run["universal"] + 1e-6:
+        raise SoundnessError(f"{folder}: {found.certified} % are certified, an attack leaves {run['universal']} %.")
+    summary = json.loads(row_path(out, found.eps, settings).with_suffix(".json").read_text())
+    alone = sum(row.stages.get(stage, 0) for row in found.rows for stage in ALONE)
+    return {
+        "stages": summary.pop("stage_seconds"),
+        **summary,
+        "single": 100 * alone / found.images,
+        "groups": [row.certified for row in found.rows],
+        "seconds": round(sum(row.seconds for row in found.rows), 3),  # time before a stop included
+        "memory_gb": torch.cuda.max_memory_allocated() / 2**30 if data.images.is_cuda else None,
+    }

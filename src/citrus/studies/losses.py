@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from citrus.attacks import pgd
 from citrus.data import Splits, as_float, flip_and_crop, shuffle
 from citrus.errors import CitrusError
 from citrus.methods import Batch, Citrus, box_losses
 from citrus.networks import fold, trace
+from citrus.networks.precision import true_float32
 from citrus.training import TrainConfig
 from citrus.training.randomness import stream
 from citrus.training.step import augmentation
@@ -29,11 +29,12 @@ def last_epoch_losses(network: nn.Module, config: TrainConfig, splits: Splits, d
     if not isinstance(method, Citrus) or method.k != 2:
         raise CitrusError(f"Only CITRUS with k = 2 has same-input and cross-input boxes, not {method.name}.")
     found: BoxLosses = {"same": [], "cross_sum": [], "cross_max": []}
-    for batch in _batches(network.to(device), config, splits, device):
-        losses = _all_boxes(batch, method)
-        cross = losses[:, 1:]
-        for values, each in zip(found.values(), (losses[:, 0], cross.sum(1), cross.amax(1)), strict=True):
-            values.append(each.mean().item())
+    with true_float32():
+        for batch in _batches(network.to(device), config, splits, device):
+            losses = _all_boxes(batch, method)
+            cross = losses[:, 1:]
+            for values, each in zip(found.values(), (losses[:, 0], cross.sum(1), cross.amax(1)), strict=True):
+                values.append(each.mean().item())
     return found
 
 
@@ -57,12 +58,11 @@ def _batches(network: nn.Module, config: TrainConfig, splits: Splits, device: to
 def _all_boxes(batch: Batch, method: Citrus) -> Tensor:
     """The loss of each image's own box, then of those around the perturbations of the others of its group."""
     tau, count = method.tau(batch), len(batch.labels)
-    radius, images, labels = batch.eps - tau, batch.images, batch.labels
-    delta = pgd(batch.frozen(), images, labels, radius, method.attack, clip=batch.clip, generator=batch.generator)
     size = method.group_size or count
+    delta = batch.perturbations(batch.eps - tau, method.attack)
     shifts = torch.arange(size, device=delta.device).expand(count // size, -1)
     lenders, _ = method.lenders(batch, shifts)
-    centre = (images[:, None] + delta[lenders]).flatten(0, 1)
+    centre = (batch.images[:, None] + delta[lenders]).flatten(0, 1)
     with torch.no_grad():
-        losses, _ = box_losses(batch, centre, tau, labels.repeat_interleave(size))
+        losses, _ = box_losses(batch, centre, tau, batch.labels.repeat_interleave(size))
     return losses.view(count, size)

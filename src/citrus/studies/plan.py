@@ -64,4 +64,4 @@ def runs_sheet(rows: Sequence[Row]) -> Sheet:
         shown.append(row | {"changed": ", ".join(changed), "training": time, "said": "; ".join(said)})
     measured = [name for name in MEASURED if any(name in row for row in shown)]
     columns = {name: name for name in ("name", "recipe", "changed", "on", "training", *measured)}
-    return Sheet("runs", "Runs", columns | {"said": "certified, notes"}, tuple(shown))
+    return Sheet("runs", "Runs", columns | {"said": "certified, notes"}, shown)

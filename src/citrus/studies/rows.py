@@ -7,13 +7,12 @@ says why a thing could not be made. An id is a hash of what it names, so that fi
 
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from citrus.errors import CitrusError
-from citrus.files import write_text
+from citrus.files import append_line, read_lines
 from citrus.training.environment import environment
 
 Row = dict[str, Any]
@@ -22,18 +21,11 @@ ENVIRONMENTS = "environments.jsonl"
 
 def read_rows(path: Path) -> list[Row]:
     """All rows of a file, none where there is no file; a last line that a crash cut short is left out."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else [""]
-    return [_parse(line, path) for line in lines[:-1]]
-
-
-def _parse(line: str, path: Path) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
+    rows, broken = read_lines(path)
+    cut_short = broken > 0 and not path.read_bytes().endswith(b"\n")
+    if broken > cut_short:
         raise CitrusError(f"{path} holds a line that is no row: repair it, or move the file away.")
-    return row
+    return rows
 
 
 class StudyRows:
@@ -43,8 +35,6 @@ class StudyRows:
         self.path, self.study = path, study
         self.rows = read_rows(path)
         self._environment = ""
-        for file in (path, path.with_name(ENVIRONMENTS)):
-            _drop_cut_line(file)
 
     def about(self, name: str, kind: str = "") -> list[Row]:
         """What was written about an entry of this study, in order."""
@@ -56,15 +46,14 @@ class StudyRows:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         head = {"kind": kind, "study": self.study, "name": name, "environment": self._environment_id(), "time": now}
         row: Row = json.loads(json.dumps(head | values))
-        _append(self.path, row)
+        append_line(self.path, row)
         self.rows.append(row)
         return row
 
-    def claim(self, asked: Row, more: Row | None = None) -> None:
+    def claim(self, asked: Row) -> None:
         """A file belongs to one question, which its first row names: another one is refused."""
         asked = json.loads(json.dumps({"study": self.study, **asked}))
-        kept = next((row for row in self.rows if row["kind"] == "study"), None)
-        kept = kept or self.add("study", "", asked | (more or {}))
+        kept = next((row for row in self.rows if row["kind"] == "study"), None) or self.add("study", "", asked)
         changed = [name for name, value in asked.items() if kept.get(name) != value]
         if changed:
             raise CitrusError(
@@ -77,7 +66,7 @@ class StudyRows:
             self._environment = environment_id(found)
             path = self.path.with_name(ENVIRONMENTS)
             if all(row.get("id") != self._environment for row in read_rows(path)):
-                _append(path, {"id": self._environment, **found})
+                append_line(path, {"id": self._environment, **found})
         return self._environment
 
 
@@ -91,18 +80,3 @@ def machine() -> str:
     found = environment()
     threads = f"{found['threads']} thread{'s'[: found['threads'] > 1]}"
     return f"{found['gpu'] or found['cpu']}, {threads}, torch {found['torch']}"
-
-
-def _append(path: Path, row: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _drop_cut_line(path: Path) -> None:
-    """Without the line that a crash cut short, so that it does not swallow the next one."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    if not text.endswith("\n") and text:
-        write_text(path, text[: text.rfind("\n") + 1])

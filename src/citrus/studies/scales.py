@@ -77,9 +77,8 @@ class PaperScale:
         if self.epochs is None:
             config = recipe(f"{setting.published}-{method}")
         else:
-            contest = Contest(setting.data, self.network, setting.eps, methods=(method,))
-            config = contestants(contest, self.epochs, train_images=0)[method]
-            config = replace(config, batch_size=self.batch_size, lr=self.lr)
+            contest = Contest(setting.data, self.network, setting.eps, self.epochs, self.batch_size, methods=method)
+            config = replace(contestants(contest)[method], lr=self.lr)
         return replace(config, test_images=self.images, group_size=GROUP, validation=self.held_out, seed=self.seed)
 
 
