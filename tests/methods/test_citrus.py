@@ -15,7 +15,7 @@ import citrus.methods.base as base
 import citrus.methods.citrus as module
 from citrus.attacks import Ascent
 from citrus.methods import Batch, Citrus, CitrusSI
-from citrus.methods.partners import partner_index
+from citrus.methods.citrus import partner_index
 from citrus.training.step import regularizer
 
 TAU_RATIO = 0.4

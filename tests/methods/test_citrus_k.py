@@ -10,14 +10,14 @@ from itertools import combinations, permutations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.cross_input import RADIUS, TAU_RATIO, assert_same, box_loss, spy_on
+from support.cross_input import RADIUS, TAU_RATIO, assert_same, box_loss, spy_on_pgd
 from support.steps import FEW_STEPS, SHAPE, gradients, make_batch, make_network, random
 from support.steps import one_thread as one_thread
 from torch import Tensor, nn
 
-from citrus.attacks import Ascent, common_pgd, pgd
+from citrus.attacks import Ascent, pgd
 from citrus.methods import Batch, Citrus, CitrusSI, box_losses
-from citrus.methods.partners import every_subset, subsets_of, windows
+from citrus.methods.citrus import every_subset, subsets_of, windows
 
 CPU = torch.device("cpu")
 
@@ -105,8 +105,9 @@ def test_the_common_attack_climbs_the_summed_loss_of_each_set(count: int, clip: 
     settings = Ascent(steps=4, step_size=0.4)
     sets = subsets_of(6, count, CPU)
     noise = torch.rand(len(sets), *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
-    found = common_pgd(
-        *(batch.frozen(), batch.images, batch.labels, sets, RADIUS, settings),
+    found = pgd(
+        *(batch.frozen(), batch.images, batch.labels, RADIUS, settings),
+        sets=sets,
         clip=clip,
         generator=torch.Generator().manual_seed(7),
     )
@@ -128,7 +129,7 @@ def test_fooling_all_of_a_set_counts_more_than_their_summed_loss() -> None:
     settings = Ascent(steps=6, step_size=0.2, decay_at=())
     noise = 2 * torch.rand(30, 1, 1, 2, generator=torch.Generator().manual_seed(7)) - 1
     generator = torch.Generator().manual_seed(7)
-    found = common_pgd(scores, images, labels, sets, 1.0, settings, generator=generator)[:, 0, 0, 1]
+    found = pgd(scores, images, labels, 1.0, settings, sets=sets, generator=generator)[:, 0, 0, 1]
     started = noise[:, 0, 0, 1]
     assert (found[started < 0.25] < 0.25).all()
     assert (found[started < 0.25] > 0.05 - 1e-6).all(), "and of those the largest sum is kept"
@@ -138,9 +139,9 @@ def test_fooling_all_of_a_set_counts_more_than_their_summed_loss() -> None:
 def test_a_set_of_one_image_is_attacked_as_that_image_is() -> None:
     batch = make_batch(make_network()[1], 6)
     attacks = []
-    for sets in ((), (torch.arange(6)[:, None],)):
-        arguments = (batch.frozen(), batch.images, batch.labels, *sets, RADIUS, Ascent(steps=5))
-        attacks.append((common_pgd if sets else pgd)(*arguments, generator=torch.Generator().manual_seed(3)))
+    for sets in (None, torch.arange(6)[:, None]):
+        arguments = (batch.frozen(), batch.images, batch.labels, RADIUS, Ascent(steps=5))
+        attacks.append(pgd(*arguments, sets=sets, generator=torch.Generator().manual_seed(3)))
     assert torch.equal(*attacks)
 
 
@@ -185,11 +186,11 @@ def test_the_exact_sum_for_k_runs_over_all_sets_of_the_others(
 ) -> None:
     network, traced = make_network()
     batch = make_batch(traced, size * groups, clip)
-    calls = spy_on("common_pgd", monkeypatch)
+    calls = spy_on_pgd(monkeypatch)
     method = kind(tau_ratio=TAU_RATIO, group_size=size, k=k, attack=FEW_STEPS)
     method.check(len(batch.images))
     loss = method.loss(batch).loss
-    (((_, _, _, sets, radius, _), delta),) = calls
+    ((radius, sets, delta),) = calls
     assert isinstance(sets, Tensor)
     assert radius == pytest.approx(RADIUS)
     found = {frozenset(row): v for row, v in zip(sets.tolist(), delta, strict=True)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.cross_input import TAU_RATIO, assert_same, box_loss, spy_on
+from support.cross_input import TAU_RATIO, assert_same, box_loss, spy_on_pgd
 from support.steps import EPS, FEW_STEPS, SHAPE, BoxSpy, make_batch, make_network
 from support.steps import one_thread as one_thread
 
@@ -22,13 +22,13 @@ def test_borrowed_perturbations_give_way_to_the_images_own(
     own: float, partners: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, traced = make_network()
-    calls = spy_on("pgd", monkeypatch)
+    calls = spy_on_pgd(monkeypatch)
     spy = BoxSpy(monkeypatch)
     batch = make_batch(traced, 6, False)
     method = Citrus(TAU_RATIO, group_size=6, partners=partners, own=own, attack=FEW_STEPS)
     method.check(6)
     loss = method.loss(batch).loss
-    ((_, delta),) = calls
+    ((_, _, delta),) = calls
     count = partners or 5
     centres = (torch.cat(spy.lower) + torch.cat(spy.upper)) / 2
     used = centres.view(6, count, *SHAPE) - batch.images[:, None]

@@ -117,7 +117,7 @@ def test_the_loss_equals_the_plain_loops(
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_gradient_equals_differences_of_the_loss(fused: bool) -> None:
     network, traced = make_network()
-    method = CrownIBP(**TO_THE_END, clean_end=0.3, fused=fused)
+    method = CrownIBP(**TO_THE_END, fused=fused)
 
     def loss() -> Tensor:
         return method.loss(make_batch(traced)).loss
@@ -208,17 +208,6 @@ def test_where_no_relu_is_undecided_the_linear_bound_is_exact() -> None:
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_clean_loss_is_mixed_in_by_its_own_schedule(fused: bool) -> None:
-    _, traced = make_network()
-    batch = make_batch(traced)
-    plain = CrownIBP(fused=fused)
-    for ramp, share in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
-        loss = replace(plain, clean_start=1.0, clean_end=0.5).loss(at_ramp(batch, ramp)).loss
-        expected = share * batch.clean_loss + (1 - share) * plain.loss(at_ramp(batch, ramp)).loss
-        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_with_two_classes_fusion_only_loosens() -> None:
     network, traced = make_mlp(classes=2)
     plain = make_batch(make_mlp()[1], eps=0.03)
@@ -270,7 +259,7 @@ def test_no_more_rows_are_carried_back_at_once_than_boxes_may_be_kept(
     assert rows == ([4, 2] if fused else [3] * 6)
 
 
-@pytest.mark.parametrize("name", ["crown_start", "crown_end", "clean_start", "clean_end"])
+@pytest.mark.parametrize("name", ["crown_start", "crown_end"])
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_shares_outside_of_0_to_1_are_refused(name: str, share: float) -> None:
     with pytest.raises(CitrusError, match=f"{name} must lie in .0, 1., got {share}"):

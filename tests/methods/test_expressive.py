@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import citrus.methods.base as module
 from citrus.attacks import Ascent
 from citrus.errors import CitrusError
-from citrus.methods import CCIBP, IBP, MTLIBP, PGD, Batch, ExpIBP, box_margins
+from citrus.methods import CCIBP, IBP, MTLIBP, PGD, Batch, ExpIBP
+from citrus.methods.base import box_bounds
 from citrus.methods.expressive import Expressive
 from citrus.networks import fold, trace
 
@@ -134,10 +135,10 @@ def test_an_attack_of_factor_0_is_the_clean_image(kind: type[Expressive], monkey
     network, traced = make_network()
     batch = make_batch(traced)
     method = kind(alpha=0.3, attack_factor=0.0)
-    bounds, _ = box_margins(batch, batch.images, EPS, batch.labels)
+    bounds, _ = box_bounds(batch, *batch.box(batch.images, EPS), batch.labels)
     logits = batch.graph(batch.images)
     rows = [[logits[i, y] - logits[i, j] for j in range(4) if j != y] for i, y in enumerate(batch.labels.tolist())]
-    expected = method.mix(bounds, torch.stack([torch.stack(row) for row in rows]))
+    expected = method.mix(bounds.lower, torch.stack([torch.stack(row) for row in rows]))
     monkeypatch.setattr(module, "pgd", lambda *a, **k: pytest.fail("there is nothing to attack"))
     same_with_gradient(network, method.loss(batch).loss, expected)
     if kind is MTLIBP:
@@ -159,11 +160,11 @@ def test_the_factor_scales_the_attack_and_not_the_box(
     assert found[0].abs().max() > 0.99 * factor * EPS, "one step of this size lands on a corner"
     if clip:
         assert ((batch.images + found[0]) - (batch.images + found[0]).clamp(0, 1)).abs().max() < 1e-12
-    bounds, _ = box_margins(batch, batch.images, EPS, batch.labels)
+    bounds, _ = box_bounds(batch, *batch.box(batch.images, EPS), batch.labels)
     logits = batch.graph(batch.images + found[0])
     wrong = [[j for j in range(4) if j != y] for y in batch.labels.tolist()]
     attacked = logits.gather(1, batch.labels[:, None]) - logits.gather(1, torch.tensor(wrong))
-    torch.testing.assert_close(loss, kind(alpha=0.4).mix(bounds, attacked))
+    torch.testing.assert_close(loss, kind(alpha=0.4).mix(bounds.lower, attacked))
 
 
 def test_all_agree_on_a_linear_network_of_two_classes() -> None:

@@ -1,5 +1,7 @@
 """Cross-input boxes, one at a time and without the library, and a record of the attacks that led to them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,16 +26,17 @@ def point_loss(network: nn.Sequential, batch: Batch, i: int, delta: Tensor) -> T
     return box_loss(network, batch, i, delta, 0.0)
 
 
-def spy_on(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], Tensor]]:
-    """Arguments and answer of every attack by that name."""
-    calls: list[tuple[tuple[object, ...], Tensor]] = []
-    attack = getattr(module, name)
+def spy_on_pgd(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Tensor | None, Tensor]]:
+    """Radius, sets and answer of every attack."""
+    calls: list[tuple[float, Tensor | None, Tensor]] = []
+    attack = module.pgd
 
-    def spy(*arguments: object, **options: object) -> Tensor:
-        calls.append((arguments, attack(*arguments, **options)))
-        return calls[-1][1]
+    def spy(model: Any, images: Tensor, labels: Tensor, radius: float, *rest: Any, **options: Any) -> Tensor:
+        answer = attack(model, images, labels, radius, *rest, **options)
+        calls.append((radius, options["sets"], answer))
+        return answer
 
-    monkeypatch.setattr(module, name, spy)
+    monkeypatch.setattr(module, "pgd", spy)
     return calls
 
 

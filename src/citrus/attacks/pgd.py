@@ -1,6 +1,7 @@
 """PGD: the strongest perturbation found for each image by itself, or for each of many, perhaps overlapping, sets."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,55 +40,30 @@ def pgd(
     radius: Tensor | float,
     settings: Ascent,
     *,
-    clip: bool = False,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Perturbations (n, C, H, W) within `radius` that fool, or else raise each image's cross-entropy most.
-
-    `clip` keeps the perturbed image in [0, 1]; without it the perturbation alone is bounded.
-    """
-
-    def start() -> Tensor:
-        return uniform(tuple(images.shape), radius, images, generator)
-
-    def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
-        logits = model(images + delta)
-        return cross_entropy(logits, labels), fooled(logits.detach(), labels).to(images.dtype)
-
-    def inside(delta: Tensor) -> Tensor:
-        return (images + delta).clamp(0, 1) - images
-
-    return ascend(start, objective, radius, settings, inside if clip else None)
-
-
-def common_pgd(
-    model: Model,
-    images: Tensor,
-    labels: Tensor,
-    sets: Tensor,
-    radius: Tensor | float,
-    settings: Ascent,
-    *,
+    sets: Tensor | None = None,
     clip: bool = False,
     generator: torch.Generator | None = None,
     loss: Loss = cross_entropy,
 ) -> Tensor:
-    """Perturbations (sets, C, H, W) within `radius`: each fools as many images of its set as it can.
+    """Perturbations (n, C, H, W) within `radius` that fool, or else raise each image's loss most.
 
-    `sets` (sets, members) holds numbers of images. The sum of the members' losses is followed, and decides between
-    iterates that fool equally many. `clip` cuts the perturbed images to [0, 1], not the perturbation: where one image
-    has no room another may.
+    `sets` (n, members) holds numbers of images that share a perturbation; without it each image has its own. A
+    perturbation fools as many images of its set as it can; between equally many the sum of their losses decides.
+
+    `clip` keeps perturbed images in [0, 1]. A shared perturbation itself is not cut: where one image has no room
+    another may. Without `clip` the perturbation alone is bounded.
     """
-    members = images[sets]
-    flat_labels = labels[sets].flatten()
-
-    def start() -> Tensor:
-        return uniform((len(sets), *images.shape[1:]), radius, images, generator)
+    alone = sets is None
+    members, wanted = (images[:, None], labels[:, None]) if alone else (images[sets], labels[sets])
 
     def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
         points = members + delta[:, None]
-        logits = model((points.clamp(0, 1) if clip else points).flatten(0, 1))
-        wrong = fooled(logits.detach(), flat_labels).to(images.dtype)
-        return loss(logits, flat_labels).view_as(sets).sum(1), wrong.view_as(sets).sum(1)
+        logits = model((points.clamp(0, 1) if clip and not alone else points).flatten(0, 1))
+        wrong = fooled(logits.detach(), wanted.flatten()).to(images.dtype)
+        return loss(logits, wanted.flatten()).view_as(wanted).sum(1), wrong.view_as(wanted).sum(1)
 
-    return ascend(start, objective, radius, settings)
+    def inside(delta: Tensor) -> Tensor:
+        return (images + delta).clamp(0, 1) - images
+
+    start = partial(uniform, (len(wanted), *images.shape[1:]), radius, images, generator)
+    return ascend(start, objective, radius, settings, inside if clip and alone else None)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from its original Python batches, in a folder or straight out of the archive.
+"""CIFAR-10 from its original Python batches.
 
 The batches are pickles, and a pickle may run any code when it is read. So they are read with an unpickler that
 knows only the three names which the original batches use; a file that asks for anything else is refused.
@@ -6,7 +6,6 @@ knows only the three names which the original batches use; a file that asks for 
 
 import io
 import pickle
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,9 @@ class BatchUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a CIFAR-10 batch never does") from None
 
 
-def read(name: str, place: Path) -> tuple[Dataset, Dataset]:
-    """Training and test set from `place`: a folder with the six batches, or the archive that holds them."""
-    with reading(place, "the batches of CIFAR-10", FETCH_AGAIN):
-        contents = _from_archive(place) if place.is_file() else {f: (place / f).read_bytes() for f in FILES}
-    batches = [_batch(contents.pop(file), place / file) for file in FILES]
+def read(name: str, folder: Path) -> tuple[Dataset, Dataset]:
+    """Training and test set from the six batches in `folder`."""
+    batches = [_batch(folder / file) for file in FILES]
     return _joined(name, batches[:-1]), _joined(name, batches[-1:])
 
 
@@ -54,23 +51,10 @@ def _joined(name: str, batches: list[tuple[np.ndarray, np.ndarray]]) -> Dataset:
     return Dataset(name, images.view(-1, 3, 32, 32), labels, CLASSES)
 
 
-def _from_archive(archive: Path) -> dict[str, bytes]:
-    contents = {}
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            stream = tar.extractfile(member) if Path(member.name).name in FILES else None
-            if stream is not None:
-                contents[Path(member.name).name] = stream.read()
-    missing = [file for file in FILES if file not in contents]
-    if missing:
-        raise ValueError(f"it lacks {', '.join(missing)}")
-    return contents
-
-
-def _batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 3072) uint8 and labels (n,) int64 of one batch."""
     with reading(path, "a CIFAR-10 batch", FETCH_AGAIN):
-        batch = BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
+        batch = BatchUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         # Python 2 wrote the keys as bytes; a batch written again by Python 3 has strings.
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         images, labels = fields["data"], np.asarray(fields["labels"]).reshape(len(fields["labels"]))

@@ -132,10 +132,8 @@ def reading(path: Path, kind: str, remedy: str) -> Iterator[None]:
     """A damaged file can fail in any way while it is read, and every way means the same to the user."""
     try:
         yield
-    except CitrusError:
-        raise
     except Exception as error:
-        raise CitrusError(f"{path} cannot be read as {kind} ({error}); {remedy}.") from error
+        raise CitrusError(f"{path} cannot be read as {kind} ({str(error).rstrip('.')}); {remedy}.") from error
 
 
 def _describe(tensor: Tensor) -> str:

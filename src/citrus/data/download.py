@@ -1,7 +1,6 @@
-"""Download of the original files: resumed, checked, and moved into place only when whole.
+"""Download of the original files: checked, and moved into place only when whole.
 
-A file grows as `NAME.part`. When the connection breaks the part stays, and the next call asks the server for the
-rest (HTTP Range). Nothing becomes visible under its own name before its checksum is right.
+A file grows as `NAME.part` and gets its own name when its checksum is right; what a broken connection left is no use.
 """
 
 import hashlib
@@ -63,85 +62,49 @@ def _download(name: str, file: Download, folder: Path, progress: Progress | None
         folder.mkdir(parents=True, exist_ok=True)
         for mirror in ORIGINALS[name].mirrors:
             try:
-                _complete(mirror + file.name, file, part, progress)
+                _transfer(mirror + file.name, file, part, progress)
                 os.replace(part, folder / file.name)
                 return
             except _Failed as failure:
                 failures.append(str(failure))
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise CitrusError(f"{part} cannot be written: {error}.") from error
     missing = [other.name for other in ORIGINALS[name].downloads if not (folder / other.name).exists()]
-    kept = f" what came is kept in {part};" if part.exists() else ""
     raise CitrusError(
-        f"{', '.join(missing or [file.name])} of data set {name!r} cannot be downloaded ({'; '.join(failures)});{kept} "
-        f"run `citrus data fetch {name}` again to resume, later or from another network, or put what is missing into "
-        f"{folder} by hand."
+        f"{', '.join(missing or [file.name])} of data set {name!r} cannot be downloaded ({'; '.join(failures)}); run "
+        f"`citrus data fetch {name}` again, later or from another network, or put them into {folder} by hand."
     )
 
 
-def _complete(url: str, file: Download, part: Path, progress: Progress | None) -> None:
-    """Grow `part` to the whole file and check it. A part that turns out to be of another file is thrown away once."""
-    while True:
-        start = part.stat().st_size if part.exists() else 0
-        if start > file.size:
-            part.unlink()
-            start = 0
-        if start < file.size:
-            start = _transfer(url, file, part, start, progress)
-        found = _checksum(part, file.checksum)
-        if found == file.checksum:
-            return
-        part.unlink()
-        if start == 0:  # the whole file came from this mirror
-            raise _Failed(f"{url} was changed or damaged on its way: its checksum is {found}, not {file.checksum}")
-
-
-def _transfer(url: str, file: Download, part: Path, start: int, progress: Progress | None) -> int:
-    """Append what is missing to `part`; returns the byte at which the transfer really began."""
+def _transfer(url: str, file: Download, part: Path, progress: Progress | None) -> None:
+    """Write what a mirror serves to `part`, and check that it is the whole file."""
+    request = urllib.request.Request(url, headers={"User-Agent": "citrus-uap", "Accept-Encoding": "identity"})
     try:
-        reply, start = _open(url, start)
+        reply = urllib.request.urlopen(request, timeout=TIMEOUT)
     except (OSError, http.client.HTTPException) as error:  # OSError covers URLError, timeouts and resets
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise _Failed(f"{url}: {getattr(error, 'reason', None) or error}") from error
-    with reply:
+    with reply, part.open("wb") as sink:
         length = reply.headers.get("Content-Length", "")
-        if length.isdigit() and start + int(length) != file.size:
-            raise _Failed(f"{url} offers {start + int(length)} bytes instead of {file.size}")
-        done = start
-        with part.open("ab" if start else "wb") as sink:
-            while done < file.size:
-                try:
-                    chunk = reply.read(min(CHUNK, file.size - done))
-                except (OSError, http.client.HTTPException) as error:
-                    raise _Failed(f"{url} broke off: {done} of {file.size} bytes came: {error}") from error
-                if not chunk:
-                    raise _Failed(f"{url} broke off: {done} of {file.size} bytes came")
-                sink.write(chunk)
-                done += len(chunk)
-                if progress is not None:
-                    progress(file.name, done, file.size)
-            sink.flush()
-            os.fsync(sink.fileno())
-    return start
-
-
-def _open(url: str, start: int) -> tuple[http.client.HTTPResponse, int]:
-    """The server's reply and the byte it begins with: `start`, or 0 when it does not serve that range."""
-    headers = {"User-Agent": "citrus-uap", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    try:
-        reply = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return _open(url, 0)
-        raise
-    if start == 0 or reply.status == http.HTTPStatus.OK:
-        return reply, 0
-    if reply.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-        return reply, start
-    reply.close()  # some other range: of no use
-    return _open(url, 0)
+        if length.isdigit() and int(length) != file.size:
+            raise _Failed(f"{url} offers {length} bytes instead of {file.size}")
+        done = 0
+        while done < file.size:
+            try:
+                chunk = reply.read(min(CHUNK, file.size - done))
+            except (OSError, http.client.HTTPException) as error:
+                raise _Failed(f"{url} broke off: {done} of {file.size} bytes came: {error}") from error
+            if not chunk:
+                raise _Failed(f"{url} broke off: {done} of {file.size} bytes came")
+            sink.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(file.name, done, file.size)
+    found = _checksum(part, file.checksum)
+    if found != file.checksum:
+        raise _Failed(f"{url} was changed or damaged on its way: its checksum is {found}, not {file.checksum}")
 
 
 def unpack(archive: Path, root: Path) -> None:

@@ -47,7 +47,7 @@ class Original:
         if self.contents:
             return [name for name in self.contents if not (folder / name).exists()]
         names = [file.name.removesuffix(".gz") for file in self.downloads]
-        return [name for name in names if file_in(folder, name) is None]
+        return [name for name in names if not file_in(folder, name).exists()]
 
 
 def _original(entry: dict[str, Any]) -> Original:
@@ -58,7 +58,6 @@ def _original(entry: dict[str, Any]) -> Original:
 _TABLE = json.loads(Path(__file__).with_name("originals.json").read_text(encoding="utf-8"))
 # MNIST and Fashion-MNIST have the same file names: only a folder tells them apart, so loose files are always MNIST.
 ORIGINALS: dict[str, Original] = {name: _original(entry) for name, entry in _TABLE.items()}
-READ_PACKED = ("cifar10",)  # whose archive may stand for its contents
 
 
 def cache_folder() -> Path:
@@ -74,9 +73,10 @@ def data_folders(data_dir: str | Path | None = None) -> list[Path]:
     return list(dict.fromkeys([*folders, cache_folder()]))
 
 
-def file_in(folder: Path, name: str) -> Path | None:
-    """`name` in `folder`, packed or not. The packed original comes first: it is the one whose checksum is known."""
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.exists()), None)
+def file_in(folder: Path, name: str) -> Path:
+    """`name` in `folder`, packed if it is there packed: that is the original, whose checksum is known."""
+    packed = folder / f"{name}.gz"
+    return packed if packed.exists() else folder / name
 
 
 def candidates(name: str, root: Path) -> list[Path]:
@@ -88,19 +88,13 @@ def candidates(name: str, root: Path) -> list[Path]:
 
 
 def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """The folder, archive or file that holds all of data set `name`, None when there is none."""
+    """The folder or file that holds all of data set `name`, None when there is none."""
     if name == "demo":
         return Path(__file__).with_name("demo.npz")
     if name == "digits":
         return digits.locate()
-    original = ORIGINALS[name]
-    for root in data_folders(data_dir):
-        for folder in candidates(name, root):
-            if not original.missing(folder):
-                return folder
-        if name in READ_PACKED and (root / original.archive).is_file():
-            return root / original.archive
-    return None
+    folders = (folder for root in data_folders(data_dir) for folder in candidates(name, root))
+    return next((folder for folder in folders if not ORIGINALS[name].missing(folder)), None)
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Path:
@@ -115,8 +109,7 @@ def find(name: str, data_dir: str | Path | None = None) -> Path:
     lists = [original.missing(folder) for root in roots for folder in candidates(name, root)]
     missing = ", ".join(sorted(lists, key=len)[0])
     shapes = " or ".join(f"{folder}/" if folder else "the folder itself" for folder in original.folders)
-    archive = f", or {original.archive}" if name in READ_PACKED else ""
     raise CitrusError(
-        f"data set {name!r} not found: {missing} missing from {', '.join(map(str, roots))} (expected in {shapes}"
-        f"{archive}); run `citrus data fetch {name}` or name the folder with data_dir or CITRUS_DATA."
+        f"data set {name!r} not found: {missing} missing from {', '.join(map(str, roots))} (expected in {shapes}); "
+        f"run `citrus data fetch {name}` or name the folder with data_dir or CITRUS_DATA."
     )

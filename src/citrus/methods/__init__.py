@@ -1,29 +1,16 @@
-"""Training methods, one file each: a frozen dataclass of hyper-parameters and its loss."""
+"""Training methods: each is a frozen dataclass of hyper-parameters with its loss."""
 
 from typing import get_args
 
-from citrus.methods.base import Batch as Batch
-from citrus.methods.base import Boxes as Boxes
-from citrus.methods.base import Method as Method
-from citrus.methods.base import MethodLoss as MethodLoss
-from citrus.methods.base import box_losses as box_losses
-from citrus.methods.base import box_margins as box_margins
-from citrus.methods.citrus import Citrus as Citrus
-from citrus.methods.citrus import CitrusSI as CitrusSI
-from citrus.methods.colt import Colt as Colt
-from citrus.methods.crown_ibp import CrownIBP as CrownIBP
-from citrus.methods.expressive import CCIBP as CCIBP
-from citrus.methods.expressive import MTLIBP as MTLIBP
-from citrus.methods.expressive import ExpIBP as ExpIBP
-from citrus.methods.ibp import IBP as IBP
-from citrus.methods.pgd import PGD as PGD
-from citrus.methods.sabr import SABR as SABR
-from citrus.methods.shared import Shared as Shared
-from citrus.methods.standard import Standard as Standard
-from citrus.methods.taps import STAPS as STAPS
-from citrus.methods.taps import TAPS as TAPS
-from citrus.methods.uat import CWUAT as CWUAT
-from citrus.methods.uat import UAT as UAT
+from citrus.methods.adversarial import PGD, Shared, Standard
+from citrus.methods.base import Batch, Boxes, Method, MethodLoss, box_losses
+from citrus.methods.citrus import Citrus, CitrusSI
+from citrus.methods.colt import Colt
+from citrus.methods.crown_ibp import CrownIBP
+from citrus.methods.expressive import CCIBP, MTLIBP, ExpIBP
+from citrus.methods.ibp import IBP, SABR
+from citrus.methods.taps import STAPS, TAPS
+from citrus.methods.uat import CWUAT, UAT
 
 CertifiedMethod = IBP | SABR | Citrus | CitrusSI | MTLIBP | CCIBP | ExpIBP | TAPS | STAPS | CrownIBP
 AnyMethod = Standard | PGD | UAT | CWUAT | Shared | Colt | CertifiedMethod

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from citrus.attacks import Ascent, Loss, Model, common_pgd, pgd
+from citrus.attacks import Ascent, Loss, Model, cross_entropy, pgd
 from citrus.bounds import Bounds, Box, margin_loss, margin_rows, training_interval
 from citrus.inputs import check_limits
 from citrus.networks import Graph
@@ -75,16 +75,14 @@ class Batch:
         half = plain.map(Tensor.bfloat16)
         return lambda x: half(x.bfloat16()).to(x.dtype)
 
-    def perturbations(self, radius: Tensor | float, attack: Ascent) -> Tensor:
-        """For each image the strongest perturbation of at most `radius` that the attack finds for it alone."""
+    def perturbations(
+        self, radius: Tensor | float, attack: Ascent, sets: Tensor | None = None, loss: Loss = cross_entropy
+    ) -> Tensor:
+        """The strongest perturbation of at most `radius` that the attack finds for each image alone, or for each of
+        `sets` (sets, members) of images at once."""
         model, clip, generator = self.frozen(), self.clip, self.generator
-        return pgd(model, self.images, self.labels, radius, attack, clip=clip, generator=generator)
-
-    def common_perturbations(self, sets: Tensor, radius: Tensor | float, attack: Ascent, loss: Loss) -> Tensor:
-        """For each set (sets, members) of images one perturbation that fools as many of them as the attack can."""
-        model, clip, generator = self.frozen(), self.clip, self.generator
-        return common_pgd(
-            model, self.images, self.labels, sets, radius, attack, clip=clip, generator=generator, loss=loss
+        return pgd(
+            model, self.images, self.labels, radius, attack, sets=sets, clip=clip, generator=generator, loss=loss
         )
 
 
@@ -110,7 +108,7 @@ class Method:
     """A training method: hyper-parameters and a loss. Subclasses are frozen dataclasses."""
 
     name: ClassVar[str]
-    certified: ClassVar[bool]
+    certified: ClassVar[bool] = False
     """Whether it bounds boxes, so that Shi's initialisation and regularisers make sense."""
     limits: ClassVar[Mapping[str, str]] = {}
     """The interval in which each number must lie, such as "[0, 1]"."""
@@ -138,35 +136,29 @@ def box_losses(
     batch: Batch, centre: Tensor, radius: Tensor | float, labels: Tensor, shrink: float = 1.0
 ) -> tuple[Tensor, Boxes | None]:
     """The IBP loss (CITRUS paper, eq. 2) of each box, (boxes,), and what the regularisers want to know."""
-    lower, boxes = box_margins(batch, centre, radius, labels, shrink)
-    return margin_loss(lower), boxes
+    bounds, boxes = box_bounds(batch, *batch.box(centre, radius), labels, shrink)
+    return margin_loss(bounds.lower), boxes
 
 
-def box_margins(
-    batch: Batch, centre: Tensor, radius: Tensor | float, labels: Tensor, shrink: float = 1.0
-) -> tuple[Tensor, Boxes | None]:
-    """Lower bounds on the margins in each box, (boxes, classes - 1), and what the regularisers want to know."""
-    centre, radius = batch.box(centre, radius)
-    bounds = box_bounds(batch, centre, radius, labels, shrink)
-    return bounds.lower, kept_boxes(batch, bounds, radius)
+def box_bounds(
+    batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shrink: float = 1.0, keep: bool = False
+) -> tuple[Bounds, Boxes | None]:
+    """Interval bounds on the margins in each box as `Batch.box` makes them, and what the regularisers want to know.
 
-
-def kept_boxes(batch: Batch, bounds: Bounds, radius: Tensor) -> Boxes | None:
-    """What the regularisers want to know of bounds on boxes of that radius, if they are asked."""
-    return Boxes(bounds.pre_activations, radius.mean((0, 2, 3))) if batch.keep_boxes else None
-
-
-def box_bounds(batch: Batch, centre: Tensor, radius: Tensor, labels: Tensor, shrink: float = 1.0) -> Bounds:
-    """Interval bounds on the margins in each box as `Batch.box` makes them, (boxes, classes - 1)."""
+    `keep` is for methods that read the boxes before the ReLUs themselves.
+    """
+    keep = keep or batch.keep_boxes
 
     def bound(c: Tensor, r: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         rows = margin_rows(y, batch.graph.classes, c.dtype)
-        bounds = training_interval(batch.graph, c, r, rows, shrink, batch.keep_boxes)
+        bounds = training_interval(batch.graph, c, r, rows, shrink, keep)
         kept = (t for b in bounds.pre_activations for t in (b.centre, b.radius.expand_as(b.centre)))
         return bounds.lower, bounds.upper, *kept
 
     lower, upper, *tensors = in_pieces(bound, batch.max_boxes, centre, radius, labels)
-    return Bounds(lower, upper, tuple(Box(c, r) for c, r in zip(tensors[::2], tensors[1::2], strict=True)))
+    pre_activations = tuple(Box(c, r) for c, r in zip(tensors[::2], tensors[1::2], strict=True))
+    boxes = Boxes(pre_activations, radius.mean((0, 2, 3))) if batch.keep_boxes else None
+    return Bounds(lower, upper, pre_activations), boxes
 
 
 def in_pieces(function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -10,16 +10,19 @@ training radius larger than the one tested is `eps_factor` of the training confi
 """
 
 from dataclasses import dataclass, field
+from math import comb
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from citrus.attacks import Ascent, cross_entropy
+from citrus.attacks import Ascent
 from citrus.errors import CitrusError
 from citrus.methods.base import Batch, Method, MethodLoss, box_losses
 from citrus.methods.crown_ibp import linear_losses
-from citrus.methods.partners import check_partners, every_subset, partner_index, windows
+
+MOST_BOXES = 256  # of one image in the exact sum for k > 2
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,17 @@ class Citrus(Method):
             raise CitrusError(f"group_size {size} is larger than batch_size {batch_size}: enlarge the batch.")
         if batch_size % size:
             raise CitrusError(f"batch_size {batch_size} is no multiple of group_size {size}: no group may be cut.")
-        check_partners(size, self.k, self.partners)
+        if not 2 <= self.k <= size:
+            raise CitrusError(f"k must lie between 2 and the group's {size} images, got {self.k}.")
+        most = size - self.k + 1  # sets of k - 1 neighbours in a circle that leave an image out
+        if not 0 <= self.partners <= most:
+            raise CitrusError(f"Images of a group of {size} can have 0 (all) to {most} partners, got {self.partners}.")
+        boxes = comb(size - 1, self.k - 1)
+        if self.k > 2 and not self.partners and boxes > MOST_BOXES:
+            raise CitrusError(
+                f"k {self.k} in groups of {size} makes {boxes} boxes per image, more than {MOST_BOXES}: set partners "
+                "to draw some of them."
+            )
         if self.own and self.k != 2:
             raise CitrusError(f"own is for k = 2, where an image has one perturbation of its own; got k {self.k}.")
 
@@ -70,7 +83,7 @@ class Citrus(Method):
             delta = batch.perturbations(radius, self.attack)
             return self.cross_loss(batch, delta, *self.lenders(batch, self.draw_shifts(batch)))
         sets, others, own = self.draw_sets(batch)
-        delta = batch.common_perturbations(sets, radius, self.attack, cross_entropy)
+        delta = batch.perturbations(radius, self.attack, sets)
         return self.cross_loss(batch, delta, others, own)
 
     def draw_sets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,11 +97,6 @@ class Citrus(Method):
         order = torch.rand(groups, size, generator=batch.generator, device=batch.images.device).argsort(1)
         return windows(order, self.k - 1), *self.lenders(batch, self.draw_shifts(batch), order.argsort(1))
 
-    def lenders(self, batch: Batch, shifts: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Whose perturbations the shifts let each image borrow, (images, partners), and its own, (images, 1)."""
-        size, _ = self._groups(batch)
-        return partner_index(size, shifts, place), partner_index(size, torch.zeros_like(shifts[:, :1]), place)
-
     def draw_shifts(self, batch: Batch) -> Tensor:
         """Which places lend their perturbation: all shifts 1..m-k+1, or `partners` of them per group at random."""
         size, groups = self._groups(batch)
@@ -97,6 +105,11 @@ class Citrus(Method):
             return torch.arange(1, choices + 1, device=batch.images.device).expand(groups, -1)
         noise = torch.rand(groups, choices, generator=batch.generator, device=batch.images.device)
         return noise.argsort(1)[:, : self.partners] + 1
+
+    def lenders(self, batch: Batch, shifts: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Whose perturbations the shifts let each image borrow, (images, partners), and its own, (images, 1)."""
+        lender = partner_index(self._groups(batch)[0], F.pad(shifts, (0, 1)), place)
+        return lender[:, :-1], lender[:, -1:]
 
     def cross_loss(self, batch: Batch, delta: Tensor, others: Tensor, own: Tensor) -> MethodLoss:
         """Mean over images and their lenders of L_IBP(x_i + v_lender, y_i, tau)."""
@@ -133,3 +146,45 @@ class CitrusSI(Citrus):
 
     name: ClassVar[str] = "citrus_si"
     same_input: ClassVar[bool] = True
+
+
+def partner_index(size: int, shifts: Tensor, place: Tensor | None = None) -> Tensor:
+    """Who lends each image its perturbation: (images, partners).
+
+    Row g of `shifts` (groups, partners) turns group g in a circle: member p borrows from member p + shift. A shift that
+    is no multiple of the group's size is a derangement, so no image meets its own perturbation. The circle may be in
+    another order: `place` (groups, size) says where each member stands, and places are what is lent.
+    """
+    place = torch.arange(size, device=shifts.device)[None] if place is None else place
+    first = size * torch.arange(len(shifts), device=shifts.device)
+    return (first[:, None, None] + (place[:, :, None] + shifts[:, None, :]) % size).flatten(0, 1)
+
+
+def windows(order: Tensor, count: int) -> Tensor:
+    """Sets of `count` neighbours: (groups * size, count) numbers of images.
+
+    `order` (groups, size) is the member of the group at each place of its circle; set p begins at place p.
+    """
+    groups, size = order.shape
+    place = torch.arange(size, device=order.device)
+    first = size * torch.arange(groups, device=order.device)
+    return (first[:, None, None] + order[:, (place[:, None] + place[:count]) % size]).flatten(0, 1)
+
+
+def every_subset(size: int, groups: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """All sets of `count` members of each group, (sets, count), and for each image those without and with it."""
+    subsets = subsets_of(size, count, device)
+    group = torch.arange(groups, device=device)[:, None, None]
+    contains = (subsets == torch.arange(size, device=device)[:, None, None]).any(2)  # (member, subset)
+    order = (len(subsets) * group + contains.byte().argsort(dim=1, stable=True)).flatten(0, 1)
+    without = comb(size - 1, count)
+    return (size * group + subsets).flatten(0, 1), order[:, :without], order[:, without:]
+
+
+def subsets_of(size: int, count: int, device: torch.device) -> Tensor:
+    """Every set of `count` numbers below `size`, one per row, without a table that the host would have to send."""
+    found = [torch.zeros(int(few == 0), few, dtype=torch.long, device=device) for few in range(count + 1)]
+    for last in range(size):  # sets without this number, then those with it; too small ones are of no use any more
+        for few in range(count, max(0, count - size + last), -1):
+            found[few] = torch.cat([found[few], F.pad(found[few - 1], (1, 0), value=last)])
+    return found[count]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from citrus.attacks import Ascent
 from citrus.bounds import margin_loss, margins
-from citrus.methods.base import Batch, Method, MethodLoss, box_margins
+from citrus.methods.base import Batch, Method, MethodLoss, box_bounds
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Expressive(Method):
     attack: Ascent = field(default_factory=lambda: Ascent(steps=1, step_size=10.0, decay_at=(), keep="last"))
 
     def loss(self, batch: Batch) -> MethodLoss:
-        bounds, boxes = box_margins(batch, batch.images, batch.eps, batch.labels)
+        bounds, boxes = box_bounds(batch, *batch.box(batch.images, batch.eps), batch.labels)
         if self.alpha == 1:
-            return MethodLoss(margin_loss(bounds).mean(), boxes)
+            return MethodLoss(margin_loss(bounds.lower).mean(), boxes)
         points = batch.images
         if self.attack_factor:
             points = points + batch.perturbations(self.attack_factor * batch.eps, self.attack)
-        return MethodLoss(self.mix(bounds, margins(batch.graph(points), batch.labels)), boxes)
+        return MethodLoss(self.mix(bounds.lower, margins(batch.graph(points), batch.labels)), boxes)
 
     def mix(self, bounds: Tensor, attacked: Tensor) -> Tensor:
         """The loss from lower bounds on the margins and the margins at attacked points, both (images, classes - 1)."""

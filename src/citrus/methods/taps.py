@@ -8,16 +8,17 @@ SABR's small box around an adversarial example.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from citrus.attacks import Ascent, ascend, uniform
-from citrus.bounds import Box, margin_loss, relu_box, wrong_labels
+from citrus.attacks import Ascent, Model, ascend, uniform
+from citrus.bounds import Box, margin_loss, margin_rows, relu_box
 from citrus.errors import CitrusError
-from citrus.methods.base import Batch, Method, MethodLoss, box_losses
-from citrus.methods.sabr import SABR
+from citrus.methods.base import Batch, Method, MethodLoss, box_bounds
+from citrus.methods.ibp import SABR
 from citrus.networks import Graph
 
 
@@ -80,39 +81,35 @@ class TAPS(Method):
 
     def loss(self, batch: Batch) -> MethodLoss:
         attacking = self.classifier_relus > 0 and not batch.ramping
-        kept = replace(batch, keep_boxes=batch.keep_boxes or attacking)
-        losses, boxes = box_losses(kept, *self.input_box(batch), batch.labels, self.shrink)
-        loss = losses.mean()
+        box = batch.box(*self.input_box(batch))
+        bounds, boxes = box_bounds(batch, *box, batch.labels, self.shrink, keep=attacking)
+        loss = margin_loss(bounds.lower).mean()
         if attacking:
-            assert boxes is not None
-            features = relu_box(boxes.pre_activations[-self.classifier_relus - 1], self.shrink)
+            features = relu_box(bounds.pre_activations[-self.classifier_relus - 1], self.shrink)
             attacked = margin_loss(self.attacked_margins(batch, features)).mean()
             loss = loss * (attacked.detach() + self.gradient_scale * (attacked - attacked.detach()))
-        return MethodLoss(loss, boxes if batch.keep_boxes else None)
+        return MethodLoss(loss, boxes)
 
     def attacked_margins(self, batch: Batch, features: Box) -> Tensor:
         """Each margin at the worst point of the box that is found for it, (images, classes - 1)."""
         graph = classifier(batch.graph, self.classifier_relus)
         frozen = replace(batch, graph=graph).frozen()
-        wrong = wrong_labels(batch.labels, graph.classes)
-        count = wrong.shape[1]
-        right, wrong = batch.labels.repeat_interleave(count)[:, None], wrong.flatten()[:, None]
-        fixed = Box(features.centre.detach(), features.radius.detach())
+        rows = margin_rows(batch.labels, graph.classes, features.centre.dtype)
+        images, count, _ = rows.shape
+        centre, radius = features.centre.detach()[:, None], features.radius.detach()[:, None]
 
-        def margin(scores: Tensor) -> Tensor:
-            return (scores.gather(1, right) - scores.gather(1, wrong)).squeeze(1)
+        def margins(model: Model, points: Tensor) -> Tensor:
+            """Of every point (images, margins, ...) the one that it was sought for."""
+            return (model(points.flatten(0, 1)).view_as(rows) * rows).sum(2)
 
         def objective(share: Tensor, restart: int) -> tuple[Tensor, Tensor]:
-            points = fixed.centre[:, None] + share.unflatten(0, (-1, count)) * fixed.radius[:, None]
-            loss = -margin(frozen(points.flatten(0, 1)))
+            loss = -margins(frozen, centre + share.unflatten(0, (images, count)) * radius).flatten()
             return loss, loss
 
-        def start() -> Tensor:
-            return uniform((len(right), *graph.input_shape), 1.0, fixed.centre, batch.generator)
-
+        shape = (images * count, *graph.input_shape)
+        start = partial(uniform, shape, 1.0, features.centre.detach(), batch.generator)
         share = ascend(start, objective, 1.0, self.latent_attack)
-        points = link(features, share.unflatten(0, (-1, count)), self.slack)
-        return margin(graph(points.flatten(0, 1))).unflatten(0, (-1, count))
+        return margins(graph, link(features, share.unflatten(0, (images, count)), self.slack))
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from citrus.networks import Graph
 
 @dataclass(frozen=True)
 class UAT(Method):
-    """One persistent perturbation. Its state, `delta` (1, C, H, W), starts at 0."""
+    """One persistent perturbation. Its state, `delta` (perturbations, C, H, W), starts at 0."""
 
     name: ClassVar[str] = "uat"
-    certified: ClassVar[bool] = False
+    per_class: ClassVar[bool] = False
+    """Whether every class has a perturbation of its own."""
     limits: ClassVar = {"step_size": "(0, inf)", "limit": "(0, inf]"}
 
     variant: Literal["alternating", "low-cost"] = "alternating"
@@ -34,7 +35,7 @@ class UAT(Method):
 
     def initial_state(self, graph: Graph) -> dict[str, Tensor]:
         weight = next(v for node in graph.nodes for v in vars(node.op).values() if isinstance(v, Tensor))
-        return {"delta": weight.new_zeros(self.count(graph), *graph.input_shape)}
+        return {"delta": weight.new_zeros(graph.classes if self.per_class else 1, *graph.input_shape)}
 
     def loss(self, batch: Batch) -> MethodLoss:
         low_cost = self.variant == "low-cost"
@@ -54,28 +55,20 @@ class UAT(Method):
         return torch.autograd.grad(losses.sum(), inputs)[0]
 
     def _perturbed(self, batch: Batch) -> Tensor:
-        return batch.images + self.spread(within(batch.state["delta"], batch.eps), batch.labels)
+        delta = within(batch.state["delta"], batch.eps)
+        return batch.images + (delta[batch.labels] if self.per_class else delta)
 
     @torch.no_grad()
     def _climb(self, batch: Batch, gradient: Tensor) -> None:
         """One sign step of the state, given the gradient of the loss in each perturbed image."""
         delta, eps = batch.state["delta"], batch.eps
-        ascent = self.gather(gradient, batch.labels, len(delta)).sign()
-        delta.copy_(within(within(delta, eps) + self.step_size * eps * ascent, eps))
-
-    # What a method with several perturbations does otherwise:
-
-    def count(self, graph: Graph) -> int:
-        """Number of perturbations."""
-        return 1
-
-    def spread(self, delta: Tensor, labels: Tensor) -> Tensor:
-        """The perturbation of each image."""
-        return delta
-
-    def gather(self, gradient: Tensor, labels: Tensor, count: int) -> Tensor:
-        """The gradient in each perturbation from that in each image."""
-        return gradient.sum(0, keepdim=True)
+        if self.per_class:
+            # A product, not index_add: on a GPU that adds in another order each time. No member: sum 0, no step.
+            member = torch.arange(len(delta), device=delta.device)[:, None] == batch.labels
+            slope = (member.to(gradient.dtype) @ gradient.flatten(1)).view_as(delta)
+        else:
+            slope = gradient.sum(0, keepdim=True)
+        delta.copy_(within(within(delta, eps) + self.step_size * eps * slope.sign(), eps))
 
 
 @dataclass(frozen=True)
@@ -83,14 +76,4 @@ class CWUAT(UAT):
     """Each image meets the perturbation of its true class; a class that a batch lacks keeps its own as it is."""
 
     name: ClassVar[str] = "cw_uat"
-
-    def count(self, graph: Graph) -> int:
-        return graph.classes
-
-    def spread(self, delta: Tensor, labels: Tensor) -> Tensor:
-        return delta[labels]
-
-    def gather(self, gradient: Tensor, labels: Tensor, count: int) -> Tensor:
-        # A product, not index_add: on a GPU that adds in another order each time. No member: sum 0, sign 0, no step.
-        member = torch.arange(count, device=labels.device)[:, None] == labels
-        return (member.to(gradient.dtype) @ gradient.flatten(1)).view(count, *gradient.shape[1:])
+    per_class: ClassVar[bool] = True

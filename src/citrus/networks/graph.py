@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from citrus.errors import CitrusError
 from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
 from citrus.networks.precision import true_float32
 from citrus.networks.trace import BatchNorm, Normalize, Statistics, Sum, Trace, TracedLayer, batch_norm_affine, trace
+
+Pair = tuple[int, int]
 
 
 def graph(module: nn.Module | Graph, input_shape: tuple[int, ...]) -> Graph:
@@ -49,14 +52,8 @@ def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
     BatchNorm uses the given batch statistics, or the running ones. A value that two layers read is left as it is.
     Products are in true float32: what is proved is proved of these operations, so they have to be the module's.
     """
-    nodes: list[Node] = []
-    place = {0: 0}  # value of the trace -> value that it equals here: Identity layers vanish
     like = next((t for s in traced.layers for t in (*s.layer.parameters(), *s.layer.buffers())), torch.zeros(()))
-    for i, s in enumerate(traced.layers, start=1):
-        inputs = tuple(place[j] for j in s.inputs)
-        if not isinstance(s.layer, nn.Identity):
-            nodes.append(Node(_operation(s, statistics, like), inputs, s.name, s.shape))
-        place[i] = place[s.inputs[0]] if isinstance(s.layer, nn.Identity) else len(nodes)
+    nodes = [Node(_operation(s, statistics, like), s.inputs, s.name, s.shape) for s in traced.layers]
     with true_float32():
         return fuse(nodes, traced.input_shape)
 
@@ -71,7 +68,8 @@ def fuse(nodes: Sequence[Node], input_shape: tuple[int, ...]) -> Graph:
         operations, name = [node.op], node.name
         if fused and inputs == (len(fused),) and readers[node.inputs[0]] == 1:
             before = fused[-1]
-            merged = _fuse(before.op, node.op, _shape_before(fused, input_shape))
+            shape = Graph(tuple(fused), input_shape).shape_of(before.inputs[0])
+            merged = _fuse(before.op, node.op, shape)
             if merged:
                 fused.pop()
                 operations, inputs = merged, before.inputs
@@ -81,12 +79,6 @@ def fuse(nodes: Sequence[Node], input_shape: tuple[int, ...]) -> Graph:
             inputs = (len(fused),)
         place[i] = len(fused)
     return Graph(tuple(fused), input_shape)
-
-
-def _shape_before(nodes: list[Node], input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of what the last node reads."""
-    i = nodes[-1].inputs[0]
-    return nodes[i - 1].shape if i else input_shape
 
 
 def _operation(traced: TracedLayer, statistics: Statistics | None, like: Tensor) -> Operation:
@@ -113,31 +105,21 @@ def _operation(traced: TracedLayer, statistics: Statistics | None, like: Tensor)
 
 
 def _batch_norm(traced: TracedLayer, layer: BatchNorm, statistics: Statistics | None) -> Scale:
-    if statistics is not None:
-        mean, variance = statistics[traced.name]
-    elif layer.running_mean is None or layer.running_var is None:
+    mean, variance = statistics[traced.name] if statistics is not None else (layer.running_mean, layer.running_var)
+    if mean is None or variance is None:
         raise CitrusError(f"Layer {traced.name!r} ({layer}) keeps no running statistics, so it has no eval mode.")
-    else:
-        mean, variance = layer.running_mean, layer.running_var
-    scale, shift = batch_norm_affine(layer, mean, variance)
-    shape = (-1,) + (1,) * (len(traced.shape) - 1)
-    return Scale(scale.view(shape), shift.view(shape))
+    return Scale(*batch_norm_affine(layer, mean, variance, len(traced.shape)))
 
 
 def average_pool(
-    channels: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    like: Tensor,
-    divisor: int | None = None,
+    channels: int, kernel: Pair, stride: Pair, padding: Pair, like: Tensor, divisor: int | None = None
 ) -> Conv:
     """Average pooling is a depthwise convolution with equal weights."""
     weight = like.new_full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]))
     return Conv(weight, like.new_zeros(channels), stride, padding, (1, 1), channels)
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
@@ -165,20 +147,17 @@ def _scale_after(before: Conv | Linear | Scale, scale: Scale) -> Operation:
     bias = before.bias if before.bias.dim() == 3 else before.bias.view(-1, 1, 1)
     bias = bias * scale.weight + scale.bias
     weight = before.weight * scale.weight.view(-1, 1, 1, 1)
-    bias = bias.flatten() if bias.shape[1:] == (1, 1) else bias
-    return Conv(weight, bias, before.stride, before.padding, before.dilation, before.groups)
+    return replace(before, weight=weight, bias=bias.flatten() if bias.shape[1:] == (1, 1) else bias)
 
 
 def _scale_before(scale: Scale, conv: Conv, shape: tuple[int, ...]) -> Conv:
     """x -> conv(s x + t). Padding puts zeros, not t, around s x + t: so t enters as a map of its own, conv(t)."""
-    weight = conv.weight
-    per_group = weight.shape[1]
-    factors = scale.weight.reshape(conv.groups, 1, per_group, 1, 1)
-    weight = (weight.view(conv.groups, -1, *weight.shape[1:]) * factors).view_as(weight)
+    factors = scale.weight.reshape(conv.groups, 1, conv.weight.shape[1], 1, 1)
+    weight = (conv.weight.unflatten(0, (conv.groups, -1)) * factors).flatten(0, 1)
     offset = scale.bias.expand(shape)[None]
     if any(conv.padding) or scale.bias.shape[1:] != (1, 1):
         bias = conv(offset)[0]
     else:  # every pixel sees the same sum
         kernel = conv.weight.sum((2, 3), keepdim=True)
         bias = F.conv2d(offset[..., :1, :1], kernel, conv.bias, groups=conv.groups).flatten()
-    return Conv(weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+    return replace(conv, weight=weight, bias=bias)

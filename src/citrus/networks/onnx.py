@@ -9,7 +9,6 @@ also where the file was exported for a batch of one.
 """
 
 import os
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from citrus.errors import CitrusError
 from citrus.files import replace_file
 from citrus.networks.graph import fuse
 from citrus.networks.graph import graph as graph_of
-from citrus.networks.onnx_nodes import OPERATIONS, read
-from citrus.networks.onnx_program import Call, Program
-from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Relu, Scale
+from citrus.networks.onnx_nodes import Call, Program, read
+from citrus.networks.operations import Conv, Flatten, Graph, Linear, Operation, Scale
 from citrus.networks.trace import Normalize
 
 OPSET, IR_VERSION = 13, 8  # old enough for every runtime in use, new enough for nothing to be missing
@@ -41,27 +39,25 @@ def load_onnx(
     images. `mean` and `std` are put in front of a network that has no normalisation of its own.
     """
     model = _load(Path(path))
-    file = model.graph
-    weights = {tensor.name: tensor for tensor in file.initializer}
-    images = [value for value in file.input if value.name not in weights]
-    if len(images) != 1 or len(file.output) != 1:
-        names = ", ".join(repr(value.name) for value in (*images, *file.output))
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    images = [value for value in model.graph.input if value.name not in weights]
+    if len(images) != 1 or len(model.graph.output) != 1:
+        names = ", ".join(repr(value.name) for value in (*images, *model.graph.output))
         raise CitrusError(
-            f"{path} has {len(images)} inputs and {len(file.output)} outputs ({names}), but a classifier takes images "
-            "and returns scores, one of each."
+            f"{path} has {len(images)} inputs and {len(model.graph.output)} outputs ({names}), but a classifier takes "
+            "images and returns scores, one of each."
         )
     batch, shape = _shape_of(images[0], input_shape, path)
-    outside = tuple(input_shape or shape)
-    program = Program([outside], batch, {images[0].name: 0}, defaultdict(list))
+    program = Program(model, batch, [tuple(input_shape or shape)])
     _normalise(program, mean, std)
-    if outside != shape:
+    if program.shapes[0] != shape:
         program.append(Flatten(), (len(program.nodes),), "flatten")
     program.values[images[0].name] = len(program.nodes)
-    _read_nodes(model, program, weights, path)
-    result = program.values.get(file.output[0].name)
+    _read_nodes(program, weights, path)
+    result = program.values.get(model.graph.output[0].name)
     if result is None or result != len(program.nodes) or len(program.shapes[-1]) != 1:
         raise CitrusError(f"{path} must end in a vector of class scores, not in shape {program.shapes[result or 0]}.")
-    graph = fuse(program.nodes, outside).map(Tensor.float)
+    graph = fuse(program.nodes, program.shapes[0]).map(Tensor.float)
     _check_finite(graph, str(path))
     return graph
 
@@ -132,23 +128,18 @@ def _normalise(program: Program, mean: tuple[float, ...] | None, std: tuple[floa
     program.append(Scale(1 / width, -offset / width), (0,), "normalize")
 
 
-def _read_nodes(model: Any, program: Program, weights: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def _read_nodes(program: Program, weights: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Read the nodes that the output depends on; exporters leave others behind."""
-    onnx = _onnx()
-    wanted = {model.graph.output[0].name}
+    onnx, file = _onnx(), program.model.graph
+    wanted = {file.output[0].name}
     live = []
-    for place, node in reversed(list(enumerate(model.graph.node))):
+    for place, node in reversed(list(enumerate(file.node))):
         if wanted.intersection(node.output):
             live.append((place, node))
             wanted.update(node.input)
-            for name in node.input:
-                program.readers[name].append(node.op_type)
     calls = [Call(node, place, program) for place, node in reversed(live)]
-    for call in calls:
-        if call.kind not in (*OPERATIONS, "Constant", "Shape", "Cast", "Unsqueeze", "Gather", "Concat"):
-            raise call.refuse("is not supported")
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(program.model)
         program.constants.update((n, onnx.numpy_helper.to_array(t)) for n, t in weights.items() if n in wanted)
     except Exception as error:  # the checker and the decoder of weights raise many types on damaged files
         raise CitrusError(f"{path} is not a valid ONNX file ({_first_line(error)}).") from error
@@ -175,19 +166,9 @@ def save_onnx(
         raise CitrusError(f"The network takes images of shape {network.input_shape}, not {tuple(input_shape)}.")
     graph = network.map(lambda t: t.detach().cpu().float().contiguous())
     _check_finite(graph, "The network cannot be exported")
-    nodes: list[Any] = []
-    weights: list[Any] = []
-    values = ["input", *(f"value_{i}" for i in range(1, len(graph.nodes))), "output"]
-    names: set[str] = set()
-    for i, node in enumerate(graph.nodes):
-        name = node.name if node.name not in names else f"{node.name}_{i}_{len(names)}"
-        names.add(name)
-        made, held = _export(onnx, node, name, [values[j] for j in node.inputs], values[i + 1])
-        nodes += made
-        weights += held
-    kind = onnx.TensorProto.FLOAT
+    nodes, weights = _export(onnx, graph)
     ends = [
-        onnx.helper.make_tensor_value_info(name, kind, ["batch", *shape])
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", *shape])
         for name, shape in (("input", graph.input_shape), ("output", graph.nodes[-1].shape))
     ]
     body = onnx.helper.make_graph(nodes, "citrus", ends[:1], ends[1:], weights)
@@ -197,38 +178,40 @@ def save_onnx(
     replace_file(Path(path), lambda part: part.write_bytes(model.SerializeToString()))
 
 
-def _export(onnx: Any, node: Node, name: str, inputs: list[str], output: str) -> tuple[list[Any], list[Any]]:
-    """The ONNX nodes of one operation, and their weights."""
-    op = node.op
-    held: list[Any] = []
+def _export(onnx: Any, graph: Graph) -> tuple[list[Any], list[Any]]:
+    """The ONNX nodes of a network, and their weights."""
+    nodes: list[Any] = []
+    weights: list[Any] = []
+    values = ["input", *(f"value_{i}" for i in range(1, len(graph.nodes))), "output"]
+    names: set[str] = set()
+    for i, node in enumerate(graph.nodes):
+        name = node.name if node.name not in names else f"{node.name}_{i}_{len(names)}"
+        names.add(name)
+        reads, parts = [values[j] for j in node.inputs], _parts(node.op)
+        for part, (kind, suffix, tensors, attributes) in enumerate(parts):
+            held = [onnx.numpy_helper.from_array(t.numpy(), f"{name}.{field}") for field, t in tensors.items()]
+            result = values[i + 1] if part == len(parts) - 1 else f"{name}.inner"
+            reads += [tensor.name for tensor in held]
+            nodes.append(onnx.helper.make_node(kind, reads, [result], name + suffix, **attributes))
+            weights += held
+            reads = [result]
+    return nodes, weights
 
-    def hold(part: str, tensor: Tensor) -> str:
-        held.append(onnx.numpy_helper.from_array(tensor.numpy(), f"{name}.{part}"))
-        return f"{name}.{part}"
 
-    def make(kind: str, reads: list[str], result: str, part: str = "", **attributes: Any) -> Any:
-        return onnx.helper.make_node(kind, reads, [result], name + part, **attributes)
-
+def _parts(op: Operation) -> list[tuple[str, str, dict[str, Tensor], dict[str, Any]]]:
+    """The ONNX nodes of one operation in order: kind, what its name ends in, weights, attributes."""
     match op:
         case Conv():
             shape: dict[str, Any] = {"kernel_shape": op.weight.shape[2:], "strides": op.stride, "pads": op.padding * 2}
             shape |= {"dilations": op.dilation, "group": op.groups}
-            reads = [*inputs, hold("weight", op.weight)]
             if op.bias.dim() == 1:
-                made = [make("Conv", [*reads, hold("bias", op.bias)], output, **shape)]
-            else:  # ONNX has one bias per channel, a bias per pixel is added behind
-                inner = f"{name}.without_bias"
-                made = [make("Conv", reads, inner, **shape)]
-                made.append(make("Add", [inner, hold("bias", op.bias)], output, ".add"))
+                return [("Conv", "", {"weight": op.weight, "bias": op.bias}, shape)]
+            # ONNX has one bias per channel, a bias per pixel is added behind
+            return [("Conv", "", {"weight": op.weight}, shape), ("Add", ".add", {"bias": op.bias}, {})]
         case Linear():
-            reads = [*inputs, hold("weight", op.weight), hold("bias", op.bias)]
-            made = [make("Gemm", reads, output, transB=1)]
+            return [("Gemm", "", {"weight": op.weight, "bias": op.bias}, {"transB": 1})]
         case Scale():
-            inner = f"{name}.scaled"
-            made = [make("Mul", [*inputs, hold("weight", op.weight)], inner, ".multiply")]
-            made.append(make("Add", [inner, hold("bias", op.bias)], output))
+            return [("Mul", ".multiply", {"weight": op.weight}, {}), ("Add", "", {"bias": op.bias}, {})]
         case Flatten():
-            made = [make("Flatten", inputs, output, axis=1)]
-        case Relu() | Add():
-            made = [make(type(op).__name__, inputs, output)]
-    return made, held
+            return [("Flatten", "", {}, {"axis": 1})]
+    return [(type(op).__name__, "", {}, {})]

@@ -1,7 +1,13 @@
-"""One ONNX node at a time to plain operations: what `citrus.networks.onnx` reads with."""
+"""ONNX nodes to plain operations, one at a time: what `citrus.networks.onnx` reads files with.
+
+A value of an ONNX graph is either a constant (weights, shapes) or depends on the image. The batch axis is left out of
+every shape here; where a file computes with shapes, it counts as 0, which Reshape understands as "the size before".
+"""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,78 +15,139 @@ from torch import Tensor
 
 from citrus.errors import CitrusError
 from citrus.networks.graph import average_pool
-from citrus.networks.onnx_program import Call
-from citrus.networks.operations import Add, Conv, Flatten, Linear, Operation, Relu, Scale
+from citrus.networks.operations import Add, Conv, Flatten, Linear, Node, Operation, Relu, Scale
 
+SUPPORTED = (
+    "Conv, Gemm, MatMul with a constant, BatchNormalization, Relu, AveragePool, Pad, Flatten, Reshape that flattens, "
+    "Transpose that moves nothing, Add of two branches, Add, Sub, Mul and Div with a constant, Identity, Dropout"
+)
+KEEPS_BATCH_AXIS = ("Identity", "Cast", "Unsqueeze", "Gather", "Concat")  # of shapes, where it stands as 0
 ZERO = torch.zeros((), dtype=torch.float64)
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Program:
+    """What has been read so far: constants, and the values that depend on the image as a list of operations."""
+
+    model: Any
+    """The whole ONNX file."""
+    batch: int | None
+    """The batch size that it was exported for, None if it is free."""
+    shapes: list[tuple[int, ...]]
+    """Of every value; value 0 is the image."""
+    values: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    from_shape: set[str] = field(default_factory=set)
+    """Constants in which the batch axis may stand as 0."""
+    nodes: list[Node] = field(default_factory=list)
+
+    def append(self, op: Operation, inputs: tuple[int, ...], name: str) -> int:
+        # The shape is found by running the operation: cheap on one image, and it refuses weights that do not fit.
+        result = op(*(torch.zeros(1, *self.shapes[i], dtype=torch.float64) for i in inputs))
+        self.shapes.append(tuple(result.shape[1:]))
+        self.nodes.append(Node(op, inputs, name, self.shapes[-1]))
+        return len(self.nodes)
+
+
+class Call:
+    """One ONNX node with its attributes, and the questions its reader asks."""
+
+    def __init__(self, node: Any, place: int, program: Program) -> None:
+        from onnx.helper import get_attribute_value
+
+        self.node, self.program = node, program
+        self.kind: str = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        self.inputs: list[str] = list(node.input)
+        self.output: str = node.output[0]
+        self.name: str = node.name or f"{self.kind}_{place}"
+        self.where = f"Node {place}, {self.kind} {node.name or self.output!r},"
+        self.attributes: dict[str, Any] = {a.name: get_attribute_value(a) for a in node.attribute}
+        if self.kind not in (*OPERATIONS, *KEEPS_BATCH_AXIS, "Constant", "Shape"):
+            raise self.refuse("is not supported")
+
+    def refuse(self, problem: str) -> CitrusError:
+        return CitrusError(f"{self.where} {problem}; supported: {SUPPORTED}.")
+
+    def data(self) -> tuple[int, ...]:
+        """The values that depend on the image."""
+        return tuple(self.program.values[name] for name in self.inputs if name in self.program.values)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first of them."""
+        return self.program.shapes[self.data()[0]]
+
+    def has(self, i: int) -> bool:
+        return i < len(self.inputs) and self.inputs[i] != ""
+
+    def constant(self, i: int, shapes: bool = False) -> Array:
+        name = self.inputs[i]
+        if name not in self.program.constants or (name in self.program.from_shape and not shapes):
+            raise self.refuse(f"needs a constant, but its input {name!r} is computed")
+        return self.program.constants[name]
+
+    def weight(self, i: int) -> Tensor:
+        array = self.constant(i)
+        if array.dtype.kind != "f":
+            raise self.refuse(f"has weights {self.inputs[i]!r} of type {array.dtype}, not floating-point numbers")
+        if not np.isfinite(array).all():
+            raise self.refuse("has weights that are NaN or infinite")
+        return torch.from_numpy(np.array(array, dtype=np.float64))
+
+    def pair(self, key: str) -> tuple[int, int]:
+        values = list(self.attributes.get(key, (1, 1)))
+        if len(values) != 2:
+            raise self.refuse(f"has {key} {values}, but only images with two axes are known")
+        return int(values[0]), int(values[1])
+
+    def padding(self) -> tuple[int, int]:
+        auto = self.attributes.get("auto_pad", b"NOTSET").decode()
+        pads = [int(size) for size in self.attributes.get("pads", [0, 0, 0, 0])]
+        if auto not in ("NOTSET", "VALID"):
+            raise self.refuse(f"has auto_pad {auto}, but padding must be written as numbers")
+        if len(pads) != 4 or pads[:2] != pads[2:]:
+            raise self.refuse(f"has pads {pads}, but padding must be equal on opposite sides")
+        return (pads[0], pads[1]) if auto == "NOTSET" else (0, 0)
 
 
 def read(call: Call) -> None:
     """Add one node to its program."""
-    program = call.program
-    unknown = [name for name in call.inputs if name and name not in program.values and name not in program.constants]
-    if unknown:
-        raise call.refuse(f"reads {unknown[0]!r}, which nothing before it computes")
+    program, data = call.program, call.data()
     try:
-        if call.kind == "Shape" and call.data():
+        if call.kind == "Shape" and data:
             whole = np.array([0, *call.shape], dtype=np.int64)
             program.constants[call.output] = whole[call.attributes.get("start", 0) : call.attributes.get("end")]
             program.from_shape.add(call.output)
-        elif not call.data():
-            _fold_constant(call)
+        elif not data:
+            program.constants[call.output] = _fold_constant(call)
+        elif call.kind not in OPERATIONS:
+            raise call.refuse("is not supported")
         else:
-            _add(call)
+            op = OPERATIONS[call.kind](call)
+            program.values[call.output] = program.append(op, data, call.name) if op else data[0]
     except CitrusError:
         raise
-    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # numpy and torch on sizes that clash
-        given = f"an input of shape {call.shape}" if call.data() else "its constants"
+    except Exception as error:  # numpy, torch and onnx raise many types on sizes that clash
+        given = f"an input of shape {call.shape}" if data else "its constants"
         raise call.refuse(f"cannot take {given} ({str(error).splitlines()[0]})") from error
 
 
-def _add(call: Call) -> None:
-    if call.kind not in OPERATIONS:
-        raise call.refuse("is not supported")
-    op, inputs = OPERATIONS[call.kind](call), call.data()
-    if op is None:  # changes nothing
-        call.program.values[call.output] = inputs[0]
-        return
-    if len(inputs) != (2 if isinstance(op, Add) else 1):
-        raise call.refuse("needs constants, but more than one of its inputs is computed")
-    if not all(torch.isfinite(t.float()).all() for t in vars(op).values() if isinstance(t, Tensor)):
-        raise call.refuse("has weights that are NaN or infinite")
-    call.program.values[call.output] = call.program.append(op, inputs, call.name)
-
-
-def _fold_constant(call: Call) -> None:
+def _fold_constant(call: Call) -> Array:
     """Constants that are made from constants, and what exporters write to compute a shape."""
-    from onnx.helper import tensor_dtype_to_np_dtype
-    from onnx.numpy_helper import to_array
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
 
-    made = call.program.from_shape
-    arrays = [call.constant(i, shapes=True) for i in range(len(call.inputs)) if call.has(i)]
-    axes = tuple(call.attributes.get("axes", arrays[1].tolist() if call.kind == "Unsqueeze" and arrays[1:] else ()))
-    match call.kind:
-        case "Constant" if "value" in call.attributes:
-            array = to_array(call.attributes["value"])
-        case "Constant":
-            (array,) = (np.asarray(value) for value in call.attributes.values())
-        case "Identity":
-            array = arrays[0]
-        case "Cast":
-            array = arrays[0].astype(tensor_dtype_to_np_dtype(call.attributes["to"]))
-        case "Transpose" if call.inputs[0] not in made:
-            array = arrays[0].transpose(call.attributes.get("perm"))
-        case "Unsqueeze":
-            array = np.expand_dims(arrays[0], axes)
-        case "Gather" if call.inputs[1] not in made:
-            array = np.take(arrays[0], arrays[1], axis=call.attributes.get("axis", 0))
-        case "Concat":
-            array = np.concatenate(arrays, axis=call.attributes["axis"])
-        case _:
-            raise call.refuse("computes with constants in a way that is not supported (export with constants folded)")
-    call.program.constants[call.output] = array
-    if made.intersection(call.inputs):
-        made.add(call.output)
+    feeds = {name: call.constant(i, shapes=True) for i, name in enumerate(call.inputs) if name}
+    made = call.program.from_shape.intersection(feeds)
+    if made:
+        if call.kind not in KEEPS_BATCH_AXIS or (call.kind == "Gather" and call.inputs[1] in made):
+            raise call.refuse("computes with shapes in a way that is not supported (export with constants folded)")
+        call.program.from_shape.add(call.output)
+    opsets = call.program.model.opset_import
+    function = helper.make_function("citrus", "constant", list(feeds), [call.output], [call.node], opsets)
+    (array,) = ReferenceEvaluator(function).run(None, feeds, attributes={})
+    return np.asarray(array)
 
 
 def _conv(call: Call) -> Operation:
@@ -89,7 +156,7 @@ def _conv(call: Call) -> Operation:
         raise call.refuse(f"convolves {tuple(weight.shape)} with {call.shape}, but only images with two axes are known")
     bias = call.weight(2).view(len(weight)) if call.has(2) else weight.new_zeros(len(weight))
     groups = int(call.attributes.get("group", 1))
-    return Conv(weight, bias, call.pair("strides", 1), call.padding(), call.pair("dilations", 1), groups)
+    return Conv(weight, bias, call.pair("strides"), call.padding(), call.pair("dilations"), groups)
 
 
 def _linear(call: Call) -> Operation:
@@ -148,9 +215,9 @@ def _broadcast(call: Call, value: Tensor) -> Tensor:
 def _average_pool(call: Call) -> Operation:
     padding = call.padding()
     without = any(padding) and not call.attributes.get("count_include_pad", 0)
-    if without or call.attributes.get("ceil_mode", 0) or call.pair("dilations", 1) != (1, 1):
+    if without or call.attributes.get("ceil_mode", 0) or call.pair("dilations") != (1, 1):
         raise call.refuse("uses " + ("padding without count_include_pad" if without else "ceil_mode or dilations"))
-    return average_pool(call.shape[0], call.pair("kernel_shape", 1), call.pair("strides", 1), padding, ZERO)
+    return average_pool(call.shape[0], call.pair("kernel_shape"), call.pair("strides"), padding, ZERO)
 
 
 def _pad(call: Call) -> Operation | None:
@@ -195,7 +262,8 @@ def _transpose(call: Call) -> Operation | None:
     if order[0] == 0 and moved == sorted(moved):  # only axes of size 1 change places: every number stays where it is
         if after == call.shape:
             return None
-        if set(call.program.readers.get(call.output, [])) <= {"Flatten", "Reshape"}:
+        readers = {node.op_type for node in call.program.model.graph.node if call.output in node.input}
+        if readers <= {"Flatten", "Reshape"}:
             return Flatten()
     raise call.refuse(f"permutes the axes of (batch, {str(call.shape)[1:-1]}) to {order}")
 

@@ -1,16 +1,11 @@
 """Bounds are computed in true float32: TF32 keeps 10 bits of a product, which is enough to train and not to prove."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import ParamSpec, TypeVar
 
 import torch
 
 from citrus.errors import CitrusError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @contextmanager
@@ -35,12 +30,5 @@ def true_float32() -> AbstractContextManager[None]:
     return tf32(False)
 
 
-def exact(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a bound that somebody may call a proof: it is in true float32, whatever torch's switches say."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with true_float32():
-            return function(*args, **kwargs)
-
-    return call
+exact = tf32(False)
+"""Decorates a bound that somebody may call a proof: it is in true float32, whatever torch's switches say."""

@@ -40,6 +40,7 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
             raise CitrusError(f"Normalize needs one positive std per mean, got mean {mean} and std {std}.")
+        self.channels = len(mean)
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
@@ -91,20 +92,21 @@ class Trace:
 def _batch_norm(layer: BatchNorm, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     if x.numel() == x.shape[1]:
         raise CitrusError("Batch statistics need more than one image in the batch.")
-    axes = [0, *range(2, x.dim())]
-    variance, mean = torch.var_mean(x, axes, correction=0)
-    scale, shift = batch_norm_affine(layer, mean, variance)
-    shape = (-1,) + (1,) * (x.dim() - 2)
-    return x * scale.view(shape) + shift.view(shape), (mean, variance)
+    variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    scale, shift = batch_norm_affine(layer, mean, variance, x.dim() - 1)
+    return x * scale + shift, (mean, variance)
 
 
-def batch_norm_affine(layer: BatchNorm, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """BatchNorm with fixed statistics is x * scale + shift, per channel."""
-    scale = (var + layer.eps).rsqrt()
+def batch_norm_affine(layer: BatchNorm, mean: Tensor, variance: Tensor, axes: int) -> tuple[Tensor, Tensor]:
+    """BatchNorm with fixed statistics is x * scale + shift, per channel of a value with so many axes."""
+    scale = (variance + layer.eps).rsqrt()
     if layer.affine:
         scale = scale * layer.weight
     shift = -mean * scale
-    return scale, shift + layer.bias if layer.affine else shift
+    if layer.affine:
+        shift = shift + layer.bias
+    per_channel = (-1,) + (1,) * (axes - 1)
+    return scale.view(per_channel), shift.view(per_channel)
 
 
 class _Value(fx.Proxy):
@@ -134,8 +136,8 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
         ) from error
     _check_readers(nodes, module)
     layers: list[TracedLayer] = []
-    index: dict[fx.Node, int] = {}
     shapes = [tuple(input_shape)]
+    index: dict[fx.Node, int] = {}  # the value that each node computes
     for node in nodes:
         if node.op == "placeholder":
             if index:
@@ -145,14 +147,16 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
             if not isinstance(node.args[0], fx.Node) or index.get(node.args[0]) != len(layers):
                 raise CitrusError(f"{type(module).__name__} must return the value of its last layer and nothing else.")
         else:
-            layer, inputs = _layer(node, module, len(layers))
-            inputs_index = tuple(index[i] for i in inputs)
+            layer, read = _layer(node, module, len(layers))
+            inputs = tuple(index[i] for i in read)
+            if isinstance(layer, nn.Identity):
+                index[node] = inputs[0]
+                continue
             name = str(node.target) if node.op == "call_module" else node.name
-            shape = _shape(layer, name, [shapes[i] for i in inputs_index])
             if isinstance(layer, BatchNorm) and any(before.name == name for before in layers):
                 raise CitrusError(f"Layer {len(layers)}, {name!r}, runs twice: give each place a BatchNorm of its own.")
-            layers.append(TracedLayer(layer, inputs_index, name, shape))
-            shapes.append(shape)
+            shapes.append(_shape(layer, name, [shapes[i] for i in inputs]))
+            layers.append(TracedLayer(layer, inputs, name, shapes[-1]))
             index[node] = len(layers)
     if not layers or len(shapes[-1]) != 1:
         raise CitrusError(f"The network must end in a vector of class scores, not in shape {shapes[-1]}.")
@@ -164,50 +168,22 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
     inputs = [a for a in node.args if isinstance(a, fx.Node)]
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
     target: Any = node.target
+    what, problem = f"{getattr(target, '__name__', target)} ({node.op})", "is not supported"
     if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
-        what = f"{getattr(target, '__name__', target)!r} with its input as a keyword argument"
+        problem = "has its input as a keyword argument"
     elif node.op == "call_module":
         layer = module.get_submodule(target)
-        if problem := _unsupported(layer):
-            raise CitrusError(f"Layer {place} {target!r}, {type(layer).__name__}, uses {problem}, unsupported.")
-        if type(layer) in LAYERS or isinstance(layer, Normalize):
+        what, setting = f"{type(layer).__name__} {target!r}", _unsupported(layer)
+        if type(layer) in (*LAYERS, Normalize) and not setting:
             return layer, inputs
-        what = f"{type(layer).__name__} {target!r}"
+        problem = f"uses {setting}" if setting else problem
     elif target in RELU_FUNCTIONS:
         return nn.ReLU(), inputs
     elif target in ADD_FUNCTIONS and len(inputs) == 2 and not rest and not node.kwargs:
         return Sum(), inputs
     elif target in FLATTEN_FUNCTIONS and _flattens_all(*rest, **node.kwargs):
         return nn.Flatten(), inputs
-    else:
-        what = f"{getattr(target, '__name__', target)} ({node.op})"
-    raise CitrusError(f"Layer {place}, {what}, is not supported; supported: {SUPPORTED}.")
-
-
-def _check_readers(nodes: list[fx.Node], module: nn.Module) -> None:
-    """Refuse values that nobody reads, and ones that are read after a layer has changed them in place.
-
-    A trace shows the order of layers, not what lies in memory when they run.
-    """
-    memory: dict[fx.Node, fx.Node] = {}  # the node that first held a value's memory: views and changed values share it
-    stale: dict[fx.Node, set[fx.Node]] = {}  # the values in each memory that have been overwritten
-    for node in nodes:
-        if not node.users and node.op != "output":
-            raise CitrusError(f"Nothing reads {node.name!r}: a network may not compute values that it does not use.")
-        for read in node.all_input_nodes:
-            if read in stale.get(memory[read], ()):
-                raise CitrusError(f"{read.name!r} is read after a change in place: use layers with inplace=False.")
-        layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        changes = _changes_in_place(node, layer)
-        shares = isinstance(layer, nn.Flatten | nn.Identity) or node.target in FLATTEN_FUNCTIONS or changes
-        memory[node] = memory[node.all_input_nodes[0]] if shares and node.all_input_nodes else node
-        if changes:
-            stale[memory[node]] = {v for v in memory if memory[v] is memory[node] and v is not node}
-
-
-def _changes_in_place(node: fx.Node, layer: nn.Module | None) -> bool:
-    flagged = bool(node.kwargs.get("inplace")) or (node.target is F.relu and any(a is True for a in node.args))
-    return flagged or node.target is operator.iadd or bool(getattr(layer, "inplace", False))
+    raise CitrusError(f"Layer {place}, {what}, {problem}; supported: {SUPPORTED}.")
 
 
 def _flattens_all(start_dim: Any = 0, end_dim: Any = -1) -> bool:
@@ -230,6 +206,29 @@ def _unsupported(layer: nn.Module) -> str | None:
     return None
 
 
+def _check_readers(nodes: list[fx.Node], module: nn.Module) -> None:
+    """Refuse values that nobody reads, and ones that are read after a layer has changed them in place.
+
+    A trace shows the order of layers, not what lies in memory when they run.
+    """
+    memory: dict[fx.Node, fx.Node] = {}  # the node that first held a value's memory: views and changed values share it
+    stale: set[fx.Node] = set()  # values whose memory has been overwritten
+    for node in nodes:
+        if not node.users and node.op != "output":
+            raise CitrusError(f"Nothing reads {node.name!r}: a network may not compute values that it does not use.")
+        for read in node.all_input_nodes:
+            if read in stale:
+                raise CitrusError(f"{read.name!r} is read after a change in place: use layers with inplace=False.")
+        layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        flagged = node.kwargs.get("inplace") or (node.target is F.relu and any(a is True for a in node.args))
+        changes = flagged or node.target is operator.iadd or getattr(layer, "inplace", False)
+        views = isinstance(layer, nn.Flatten | nn.Identity) or node.target in FLATTEN_FUNCTIONS
+        owner = memory[node.all_input_nodes[0]] if (changes or views) and node.all_input_nodes else node
+        if changes:
+            stale.update(value for value in memory if memory[value] is owner)
+        memory[node] = owner
+
+
 def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Shape of a layer's result; of a convolution, pooling or flattening found by running it on meta tensors.
 
@@ -239,19 +238,17 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
     try:
         match layer:
             case nn.Linear(in_features=size) | nn.BatchNorm1d(num_features=size) if first != (size,):
-                raise RuntimeError("flatten it first" if len(first) > 1 else f"{size} values expected")
-            case nn.BatchNorm2d(num_features=channels) if len(first) != 3 or first[0] != channels:
-                raise RuntimeError(f"maps of {channels} channels expected")
-            case Normalize() if len(first) != 3 or first[0] != len(layer.mean):
-                raise RuntimeError(f"maps of {len(layer.mean)} channels expected")
+                raise RuntimeError(f"a flat vector of {size} values expected")
+            case nn.BatchNorm2d(num_features=size) | Normalize(channels=size) if len(first) != 3 or first[0] != size:
+                raise RuntimeError(f"maps of {size} channels expected")
             case Sum() if first != inputs[1]:
                 raise RuntimeError("the branches must have one shape")
             case nn.Linear():
                 return (layer.out_features,)
-            case nn.BatchNorm1d() | nn.BatchNorm2d() | Normalize() | Sum() | nn.ReLU() | nn.Identity():
-                return first
-        arguments = [torch.empty(2, *shape, device="meta") for shape in inputs]
-        return tuple(copy.deepcopy(layer).to("meta", torch.float32)(*arguments).shape[1:])
+            case nn.Conv2d() | nn.AvgPool2d() | nn.Flatten():
+                result = copy.deepcopy(layer).to("meta", torch.float32)(torch.empty(2, *first, device="meta"))
+                return tuple(result.shape[1:])
+        return first
     except RuntimeError as error:
         given, reason = " and ".join(str(shape) for shape in inputs), str(error).rstrip(".")
         raise CitrusError(f"Layer {name!r} ({layer}) cannot take an input of shape {given}: {reason}.") from error

@@ -18,33 +18,31 @@ RECIPES: dict[str, TrainConfig] = {**CPU_RECIPES, **FOUND_RECIPES, **PUBLISHED_R
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """What a recipe gave with one seed: percent of the test set, training time; results/runs.jsonl has the runs."""
+    """What a recipe gave with one seed: percent of the test set, minutes of training (results/runs.jsonl)."""
 
     clean: float
     ibp_certified: float
     minutes: float
-    machine: str = "two cores of an Intel Xeon, torch 2.13.0+cpu"
 
-
-ONE_CORE = "one of two Intel Xeon cores, torch 2.13.0+cpu"
-TWO_ON_H200 = "an H200 shared by two runs, torch 2.11.0+cu130"
-SHARED_H200 = "an H200 shared by nine runs, torch 2.11.0+cu130"
 
 MEASURED: dict[str, RecipeResult] = {
-    "quickstart": RecipeResult(clean=96.30, ibp_certified=82.40, minutes=0.9),
-    "mnist-0.1-citrus-cpu": RecipeResult(clean=98.53, ibp_certified=94.09, minutes=13.4),
-    "mnist-0.1-citrus-convsmall": RecipeResult(98.68, 95.04, 52.3, ONE_CORE),
-    "mnist-0.3-citrus-convsmall": RecipeResult(97.27, 87.65, 2.4, SHARED_H200),
-    "cifar10-2-255-citrus_si-convsmall": RecipeResult(
-        64.38, 19.81, 12.3, "an H200 shared by seven runs, torch 2.11.0+cu130"
-    ),
-    "cifar10-2-255-citrus_si-linear-convsmall": RecipeResult(63.26, 21.49, 7.7, ONE_CORE),
-    "cifar10-8-255-citrus_si-convsmall": RecipeResult(42.46, 27.86, 2.5, SHARED_H200),
-    "mnist-0.1-citrus-cnn7": RecipeResult(99.29, 96.86, 3.0, TWO_ON_H200),
-    "mnist-0.3-citrus-cnn7": RecipeResult(98.80, 91.96, 2.2, TWO_ON_H200),
-    "cifar10-2-255-citrus-cnn7": RecipeResult(74.90, 35.99, 5.7, TWO_ON_H200),
-    "cifar10-8-255-citrus-cnn7": RecipeResult(54.98, 33.59, 16.0, TWO_ON_H200),
-    "cifar10-8-255-citrus-longer-cnn7": RecipeResult(55.14, 33.80, 3.1, "an H200, torch 2.11.0+cu130"),
+    # two cores of an Intel Xeon, torch 2.13.0+cpu
+    "quickstart": RecipeResult(96.30, 82.40, 0.9),
+    "mnist-0.1-citrus-cpu": RecipeResult(98.53, 94.09, 13.4),
+    # one of them
+    "mnist-0.1-citrus-convsmall": RecipeResult(98.68, 95.04, 52.3),
+    "cifar10-2-255-citrus_si-linear-convsmall": RecipeResult(63.26, 21.49, 7.7),
+    # an H200, torch 2.11.0+cu130, shared by seven to nine runs
+    "mnist-0.3-citrus-convsmall": RecipeResult(97.27, 87.65, 2.4),
+    "cifar10-2-255-citrus_si-convsmall": RecipeResult(64.38, 19.81, 12.3),
+    "cifar10-8-255-citrus_si-convsmall": RecipeResult(42.46, 27.86, 2.5),
+    # shared by two runs
+    "mnist-0.1-citrus-cnn7": RecipeResult(99.29, 96.86, 3.0),
+    "mnist-0.3-citrus-cnn7": RecipeResult(98.80, 91.96, 2.2),
+    "cifar10-2-255-citrus-cnn7": RecipeResult(74.90, 35.99, 5.7),
+    "cifar10-8-255-citrus-cnn7": RecipeResult(54.98, 33.59, 16.0),
+    # not shared
+    "cifar10-8-255-citrus-longer-cnn7": RecipeResult(55.14, 33.80, 3.1),
 }
 
 

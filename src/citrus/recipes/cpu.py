@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
+import citrus.methods as methods
 from citrus.attacks import Ascent
-from citrus.methods import CWUAT, IBP, PGD, SABR, UAT, AnyMethod, Citrus, CitrusSI, Colt, Shared, Standard
-from citrus.recipes.adversarial import expressive_methods
-from citrus.recipes.tighter import tighter_methods
+from citrus.recipes.published import NO_RAMP, PLAIN, expressive_methods
 from citrus.training.config import TrainConfig
 
 FEW_STEPS = Ascent(steps=5, step_size=0.5, decay=0.5, decay_at=(0.6,))
+LATENT_STEPS = Ascent(steps=5, step_size=0.8, decay_at=())
 
 QUICKSTART = TrainConfig(
     data="digits",
     network="convsmall",
-    method=Citrus(tau_ratio=0.7, group_size=0, partners=1, attack=FEW_STEPS),
+    method=methods.Citrus(tau_ratio=0.7, group_size=0, partners=1, attack=FEW_STEPS),
     eps=0.1,
     epochs=30,
     batch_size=100,
@@ -25,7 +25,7 @@ QUICKSTART = TrainConfig(
     test_images=500,
 )
 
-# setting: data, eps, tau/eps, epochs, milestones, ramp
+# data, eps, tau/eps, epochs, milestones, ramp
 SETTINGS: dict[str, tuple[str, float, float, int, tuple[int, int], int]] = {
     "mnist-0.1": ("mnist", 0.1, 0.6, 24, (17, 21), 8),
     "mnist-0.3": ("mnist", 0.3, 0.6, 20, (14, 18), 10),
@@ -40,7 +40,7 @@ def _setting(name: str) -> list[TrainConfig]:
     common = TrainConfig(
         data=data,
         network="convsmall",
-        method=IBP(),
+        method=methods.IBP(),
         eps=eps,
         epochs=epochs,
         batch_size=125,
@@ -50,20 +50,22 @@ def _setting(name: str) -> list[TrainConfig]:
         ramp_epochs=ramp,
         validation=5000,
     )
-    certified: tuple[AnyMethod, ...] = (
-        IBP(),
-        SABR(tau_ratio=tau, shrink=shrink, attack=FEW_STEPS),
-        Citrus(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
-        CitrusSI(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
+    certified: tuple[methods.AnyMethod, ...] = (
+        methods.IBP(),
+        methods.SABR(tau_ratio=tau, shrink=shrink, attack=FEW_STEPS),
+        methods.Citrus(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
+        methods.CitrusSI(tau_ratio=tau, group_size=0, partners=1, attack=FEW_STEPS),
         *expressive_methods(name),
-        *tighter_methods(tau, shrink, FEW_STEPS),
+        methods.TAPS(latent_attack=LATENT_STEPS),
+        methods.STAPS(tau_ratio=tau, shrink=shrink, attack=FEW_STEPS, latent_attack=LATENT_STEPS),
+        methods.CrownIBP(),
     )
-    pgd = replace(common, method=PGD(FEW_STEPS), init="default", regularizer=0.0)
-    colt = Colt(stability=0.005, stability_images=25, attack=FEW_STEPS)
-    others: tuple[AnyMethod, ...] = (UAT(), CWUAT(), Shared(heap_size=5), colt)
-    without_ramp = replace(pgd, warmup_epochs=0, ramp_epochs=0)
+    colt = methods.Colt(stability=0.005, stability_images=25, attack=FEW_STEPS)
+    others: tuple[methods.AnyMethod, ...] = (methods.UAT(), methods.CWUAT(), methods.Shared(heap_size=5), colt)
+    pgd = replace(common, **PLAIN, method=methods.PGD(FEW_STEPS))
+    without_ramp = replace(pgd, **NO_RAMP)
     return [
-        replace(without_ramp, method=Standard()),
+        replace(without_ramp, method=methods.Standard()),
         pgd,
         *(replace(without_ramp, method=method) for method in others),
         *(replace(common, method=method) for method in certified),

@@ -1,6 +1,7 @@
-"""Shared adversarial training (Mummadi et al., ICCV 2019): one perturbation for each heap of a batch's images.
+"""Cross-entropy at one point per image: the image itself, or where an attack moves it.
 
-The authors mix in the clean loss with weight 1 - sigma: that is `clean_weight` of the run.
+Standard training, adversarial training (Madry et al., ICLR 2018), and shared adversarial training (Mummadi et al., ICCV
+2019), whose attack seeks one perturbation for each heap of a batch's images.
 """
 
 import math
@@ -17,11 +18,39 @@ from citrus.methods.base import Batch, Method, MethodLoss
 
 
 @dataclass(frozen=True)
+class Standard(Method):
+    """Cross-entropy on clean images; no robustness is asked for."""
+
+    name: ClassVar[str] = "standard"
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        return MethodLoss(batch.clean_loss)
+
+
+@dataclass(frozen=True)
+class PGD(Method):
+    """The strongest perturbation found for each image by itself.
+
+    A single step of size 2 reaches the corners of the box: FGSM with random start.
+    """
+
+    name: ClassVar[str] = "pgd"
+
+    attack: Ascent = field(default_factory=lambda: Ascent(steps=7, step_size=0.25, decay_at=(), keep="last"))
+
+    def loss(self, batch: Batch) -> MethodLoss:
+        points = batch.images + batch.perturbations(batch.eps, self.attack)
+        return MethodLoss(F.cross_entropy(batch.graph(points), batch.labels))
+
+
+@dataclass(frozen=True)
 class Shared(Method):
-    """Consecutive images of the (shuffled) batch form heaps; a heap of one image is adversarial training."""
+    """Consecutive images of the (shuffled) batch form heaps; a heap of one image is adversarial training.
+
+    The authors mix in the clean loss with weight 1 - sigma: that is `clean_weight` of the run.
+    """
 
     name: ClassVar[str] = "shared"
-    certified: ClassVar[bool] = False
     limits: ClassVar = {"limit": "(0, inf]"}
 
     heap_size: int = 5
@@ -47,4 +76,4 @@ class Shared(Method):
         """One perturbation per heap, (heaps, C, H, W), that raises its images' summed loss."""
         count = len(batch.images)
         heaps = torch.arange(count, device=batch.images.device).view(-1, self.heap_size or count)
-        return batch.common_perturbations(heaps, batch.eps, self.attack, clipped_cross_entropy(self.limit))
+        return batch.perturbations(batch.eps, self.attack, heaps, clipped_cross_entropy(self.limit))
