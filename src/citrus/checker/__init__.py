@@ -1,4 +1,3 @@
 """Certificates and their check in float64: check.py is the way in. Nothing is shared with what finds the proofs."""
 
-from citrus.checker.check import CheckReport as CheckReport
-from citrus.checker.check import check as check
+from citrus.checker.check import CheckReport, check
