@@ -16,8 +16,7 @@ from citrus.errors import CitrusError, suggest
 from citrus.inputs import format_eps, parse_eps
 from citrus.methods import METHODS
 from citrus.recipes.cpu import CPU_RECIPES, SETTINGS
-from citrus.studies.entries import Entry, Study, StudyResult, missing_of
-from citrus.studies.rows import Row, machine
+from citrus.studies.rows import Entry, Row, Study, StudyResult, machine, missing_of
 from citrus.studies.sheets import Sheet
 from citrus.training import TrainConfig
 

@@ -18,9 +18,8 @@ from citrus.console import duration
 from citrus.files import write_text
 from citrus.report.standalone import svg_file
 from citrus.studies.engine import Listener, run_study
-from citrus.studies.entries import Entry, Study, StudyResult, missing_of, result_of
 from citrus.studies.losses import last_epoch_losses
-from citrus.studies.rows import Row, StudyRows, machine
+from citrus.studies.rows import Entry, Row, Study, StudyResult, StudyRows, machine, missing_of, result_of
 from citrus.studies.scales import GROUP, PaperScale
 from citrus.studies.sheets import Sheet, loss_figure, sweep_figure
 from citrus.training import load_run, to_dict

@@ -7,9 +7,8 @@ from citrus.certify import CertifySettings
 from citrus.inputs import format_eps
 from citrus.methods import Citrus
 from citrus.recipes import recipe
-from citrus.studies.entries import Entry
 from citrus.studies.methods import Contest, contestants
-from citrus.studies.rows import Row
+from citrus.studies.rows import Entry, Row
 from citrus.training import TrainConfig
 
 GROUP = 5  # images that exchange perturbations in training, and that share one in certification, as in the paper

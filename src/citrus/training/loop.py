@@ -21,8 +21,7 @@ from citrus.errors import CitrusError
 from citrus.training.capture import Glance, Recorded
 from citrus.training.config import TrainConfig
 from citrus.training.evaluation import ibp_certified, percent, predictions
-from citrus.training.randomness import seed_of, stream
-from citrus.training.schedule import Moment, Phase, moment
+from citrus.training.schedule import Moment, Phase, moment, seed_of, stream
 from citrus.training.step import SUMS, TrainingStep
 from citrus.training.weights import estimate_statistics, make_network
 

@@ -12,7 +12,7 @@ from citrus.errors import CitrusError
 from citrus.networks import Statistics, Trace, build, trace
 from citrus.networks.saved import read_weights, weights_file
 from citrus.training.config import TrainConfig
-from citrus.training.randomness import stream
+from citrus.training.schedule import stream
 from citrus.training.shi import initialize
 
 
