@@ -15,7 +15,7 @@ from citrus.console import duration
 from citrus.errors import CitrusError, suggest
 from citrus.inputs import format_eps, parse_eps
 from citrus.methods import METHODS
-from citrus.recipes.cpu import CPU_RECIPES, SETTINGS
+from citrus.recipes.found import CPU_RECIPES, CPU_SETTINGS
 from citrus.studies.rows import Entry, Row, Study, StudyResult, machine, missing_of
 from citrus.studies.sheets import Sheet
 from citrus.training import TrainConfig
@@ -53,7 +53,7 @@ class Contest:
 def contestants(contest: Contest) -> dict[str, TrainConfig]:
     """One configuration per method and variant: `-cpu` recipes of the nearest setting, or a method's own defaults."""
     eps, asked = parse_eps(contest.eps), [name for name in contest.methods.split(",") if name]
-    setting = min(SETTINGS, key=lambda s: (SETTINGS[s][0] != contest.data, abs(SETTINGS[s][1] - eps)))
+    setting = min(CPU_SETTINGS, key=lambda s: (CPU_SETTINGS[s][0] != contest.data, abs(CPU_SETTINGS[s][1] - eps)))
     start, end = f"{setting}-", "-cpu"
     found = {n.removeprefix(start).removesuffix(end): c for n, c in CPU_RECIPES.items() if n.startswith(start)}
     with_recipe = {config.method.name for config in found.values()}
