@@ -14,9 +14,8 @@ from citrus.errors import CitrusError, suggest
 from citrus.files import write_text
 from citrus.studies import Listener, Study, StudyResult, read_rows, run_study
 from citrus.studies.methods import Contest, methods_sheet, methods_study
-from citrus.studies.paper import TABLES, make_paper, setup
+from citrus.studies.paper import SCALES, TABLES, make_paper, setup
 from citrus.studies.plan import read_plan, runs_sheet
-from citrus.studies.scales import SCALES
 from citrus.studies.sheets import Sheet
 from citrus.training import Events, Progress, Stopped
 
