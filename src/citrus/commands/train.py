@@ -11,7 +11,7 @@ from typing import Any
 
 from citrus.certify import Certification, CertifySettings, certify_into
 from citrus.commands.attack import evaluation_table, save_picture
-from citrus.commands.flags import pairs, parse_flags, take_word
+from citrus.commands.target import pairs, parse_flags, take_word
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError, suggest

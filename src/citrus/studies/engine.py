@@ -27,8 +27,7 @@ from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.files import read_lines
 from citrus.studies.rows import Entry, Row, Study, StudyResult, StudyRows, asked_of, finished, result_of, same_groups
-from citrus.training import Events, Progress, Stopped, load_run, to_dict, train
-from citrus.training.run import pick_device
+from citrus.training import Events, Progress, Stopped, load_run, pick_device, to_dict, train
 
 LAST = ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")  # of the last epoch
 FOUND = ("images", "clean", "attacked_images", "pgd", "universal")  # by the evaluation after training

@@ -51,14 +51,12 @@ class Contest:
 
 
 def contestants(contest: Contest) -> dict[str, TrainConfig]:
-    """One configuration per method and variant: `-cpu` recipes of the nearest setting, or a method's own defaults."""
+    """One configuration per method: `-cpu` recipes of the nearest setting, or a method's own defaults."""
     eps, asked = parse_eps(contest.eps), [name for name in contest.methods.split(",") if name]
     setting = min(CPU_SETTINGS, key=lambda s: (CPU_SETTINGS[s][0] != contest.data, abs(CPU_SETTINGS[s][1] - eps)))
-    start, end = f"{setting}-", "-cpu"
-    found = {n.removeprefix(start).removesuffix(end): c for n, c in CPU_RECIPES.items() if n.startswith(start)}
-    with_recipe = {config.method.name for config in found.values()}
+    found = {config.method.name: config for name, config in CPU_RECIPES.items() if name.startswith(f"{setting}-")}
     for name, method in METHODS.items():
-        if name not in with_recipe:
+        if name not in found:
             found[name] = replace(found["ibp" if method.certified else "pgd"], method=method())
     if contest.images < 1:
         raise CitrusError(f"images must be at least 1, got {contest.images}.")

@@ -26,8 +26,7 @@ from citrus.studies.losses import last_epoch_losses
 from citrus.studies.methods import Contest, contestants
 from citrus.studies.rows import Entry, Row, Study, StudyResult, StudyRows, machine, missing_of, result_of
 from citrus.studies.sheets import Sheet, loss_figure, sweep_figure
-from citrus.training import TrainConfig, load_run, to_dict
-from citrus.training.run import pick_device
+from citrus.training import TrainConfig, load_run, pick_device, to_dict
 
 GROUP = 5  # images that exchange perturbations in training, and that share one in certification, as in the paper
 LARGEST_EXACT = 10  # in larger groups, which the paper does not have, an image meets a sample of the others

@@ -20,8 +20,7 @@ from citrus.certify import CertifySettings
 from citrus.data import Splits, load
 from citrus.errors import CitrusError
 from citrus.files import append_line, read_lines
-from citrus.training import TrainConfig, to_dict
-from citrus.training.run import environment
+from citrus.training import TrainConfig, environment, to_dict
 
 Row = dict[str, Any]
 ENVIRONMENTS = "environments.jsonl"
