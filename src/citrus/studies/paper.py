@@ -152,9 +152,6 @@ SCALES: dict[str, PaperScale] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
-
-
 def _main(scale: PaperScale) -> list[Entry]:
     return [scale.entry(setting, method) for setting in scale.main for method in CERTIFIED]
 

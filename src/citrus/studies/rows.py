@@ -89,9 +89,6 @@ def machine() -> str:
     return f"{found['gpu'] or found['cpu']}, {threads}, torch {found['torch']}"
 
 
-# ------------------------------------------------------------------------------------------------------------- entries
-
-
 @dataclass(frozen=True)
 class Entry:
     """A named configuration, and how its network is measured."""

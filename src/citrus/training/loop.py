@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from citrus.data import Dataset, Splits, as_float, shuffle
 from citrus.errors import CitrusError
-from citrus.training.capture import Glance, Recorded
 from citrus.training.config import TrainConfig
 from citrus.training.evaluation import ibp_certified, percent, predictions
 from citrus.training.schedule import Moment, Phase, moment, seed_of, stream
-from citrus.training.step import SUMS, TrainingStep
+from citrus.training.step import SUMS, Recorded, TrainingStep
 from citrus.training.weights import estimate_statistics, make_network
 
 
@@ -54,7 +53,6 @@ class Trainer:
         self.network = make_network(config, splits).to(self.device)
         self.training_step = TrainingStep(config, self.network, self.data, splits.info)
         self.recorded = Recorded(self.training_step, self.training_step.generator, config.record)
-        self.glance = Glance(self.training_step.sums)
         self.position = 0
         """Steps taken so far."""
 
@@ -75,7 +73,7 @@ class Trainer:
             for i in range(first, count):
                 self.training_step.prepare(batches[i], numbers[i])
                 self._train_step(moments[i].phase)
-                loss = self.glance()[0] / (i + 1)
+                loss = self.training_step.glance()[0] / (i + 1)
                 row = self._epoch_row(epoch, moments, started, count - first) if i + 1 == count else None
                 yield Progress(self.position, self.total_steps, epoch, moments[i].eps, loss, row)
 
