@@ -163,16 +163,11 @@ def _certify(result: Run, splits: Splits, device: str) -> Certification:
     _say("certifying groups against universal perturbations")
     config, place = result.config, pick_device(device)
     test = splits.test.subset(slice(0, config.test_images or None)).to(place)
-    settings = CertifySettings(group_size=config.group_size, grouping="dataset")
+    network, images, labels, eps = result.network.to(place), as_float(test.images), test.labels, config.eps
+    settings, out = CertifySettings(group_size=config.group_size, grouping="dataset"), result.path / "certify"
     with Bar("groups") as bar:
         return certify_into(
-            result.path / "certify",
-            result.network.to(place),
-            as_float(test.images),
-            test.labels,
-            config.eps,
-            settings,
-            on_rows=lambda rows, done, total: bar.update(done, total),
+            out, network, images, labels, eps, settings, on_rows=lambda rows, done, total: bar.update(done, total)
         )
 
 
@@ -215,12 +210,8 @@ def _print_fields(name: str, config: TrainConfig) -> None:
     import tyro
 
     print(f"citrus train {name}: the flags of `citrus train --help`, and the fields below\n")
-    tyro.cli(
-        tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[TrainConfig]],
-        prog=f"citrus train {name}",
-        default=config,
-        args=["--help"],
-    )
+    kind: Any = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[TrainConfig]]
+    tyro.cli(kind, prog=f"citrus train {name}", default=config, args=["--help"])
 
 
 def _say(text: str) -> None:

@@ -42,7 +42,10 @@ class Listener:
     on_result: Callable[[StudyResult], None] = lambda result: None
 
 
-def run_study(study: Study, listener: Listener = Listener()) -> list[StudyResult]:  # noqa: B008 - frozen
+NOBODY = Listener()
+
+
+def run_study(study: Study, listener: Listener = NOBODY) -> list[StudyResult]:
     """Make what is missing, and return all results in order; `Stopped`, after Ctrl-C or the deadline, ends it."""
     rows = study.open_rows()
     for entry in _in_processes(study, rows) if study.workers > 1 else _one_by_one(study, rows, listener):

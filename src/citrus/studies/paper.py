@@ -21,7 +21,7 @@ from citrus.inputs import format_eps
 from citrus.methods import Citrus
 from citrus.recipes import recipe
 from citrus.report.standalone import svg_file
-from citrus.studies.engine import Listener, run_study
+from citrus.studies.engine import NOBODY, Listener, run_study
 from citrus.studies.losses import last_epoch_losses
 from citrus.studies.methods import Contest, contestants
 from citrus.studies.rows import Entry, Row, Study, StudyResult, StudyRows, machine, missing_of, result_of
@@ -184,12 +184,7 @@ def published_row(table: str, source: Row) -> Row:
     return next((row for row in rows if all(row.get(name, value) == value for name, value in asked.items())), {})
 
 
-def make_paper(
-    scale: PaperScale,
-    study: Study,
-    tables: Sequence[str],
-    listener: Listener = Listener(),  # noqa: B008 - frozen
-) -> list[Sheet]:
+def make_paper(scale: PaperScale, study: Study, tables: Sequence[str], listener: Listener = NOBODY) -> list[Sheet]:
     """Make the runs that are not there yet, and the tables asked for; paper.md shows these and those made before."""
     study.open_rows().claim({"scale": asdict(scale)})
     entries = {entry.name: entry for table in tables for entry in TABLES[table](scale)}

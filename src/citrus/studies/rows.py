@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,6 @@ class StudyRows:
     def __init__(self, path: Path, study: str) -> None:
         self.path, self.study = path, study
         self.rows = read_rows(path)
-        self._environment = ""
 
     def about(self, name: str, kind: str = "") -> list[Row]:
         """What was written about an entry of this study, in order."""
@@ -51,7 +51,7 @@ class StudyRows:
     def add(self, kind: str, name: str, values: Row) -> Row:
         """Append a row; it is on the disk when this returns."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        head = {"kind": kind, "study": self.study, "name": name, "environment": self._environment_id(), "time": now}
+        head = {"kind": kind, "study": self.study, "name": name, "environment": self.environment, "time": now}
         row: Row = json.loads(json.dumps(head | values))
         append_line(self.path, row)
         self.rows.append(row)
@@ -67,14 +67,14 @@ class StudyRows:
                 f"{self.path.parent} holds another study ({', '.join(changed)} differ): choose another --out."
             )
 
-    def _environment_id(self) -> str:
-        if not self._environment:
-            found = {name: value for name, value in environment().items() if name not in ("started", "command")}
-            self._environment = environment_id(found)
-            path = self.path.with_name(ENVIRONMENTS)
-            if all(row.get("id") != self._environment for row in read_rows(path)):
-                append_line(path, {"id": self._environment, **found})
-        return self._environment
+    @cached_property
+    def environment(self) -> str:
+        """The id of where this runs, which is then known beside the file."""
+        found = {name: value for name, value in environment().items() if name not in ("started", "command")}
+        name, path = environment_id(found), self.path.with_name(ENVIRONMENTS)
+        if all(row.get("id") != name for row in read_rows(path)):
+            append_line(path, {"id": name, **found})
+        return name
 
 
 def environment_id(values: Row) -> str:
