@@ -20,8 +20,7 @@ from citrus.networks.kernels import compilable, compiling, in_device_layout
 from citrus.networks.precision import tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Phase
-from citrus.training.shi import balance, tightness
-from citrus.training.weights import description, update_running
+from citrus.training.weights import balance, description, tightness, update_running
 
 SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
 BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
