@@ -98,6 +98,9 @@ class PaperScale:
         folder = str(setting).replace(" ", "-").replace("/", "-")
         return Entry(f"{folder}/{name}", config, (settings,), self.images, source=source)
 
+    def entries(self, settings: Sequence[Setting], methods: Sequence[str]) -> list[Entry]:
+        return [self.entry(setting, method) for setting in settings for method in methods]
+
     def _config(self, setting: Setting, method: str) -> TrainConfig:
         if self.epochs is None:
             config = recipe(f"{setting.published}-{method}")
@@ -152,18 +155,14 @@ SCALES: dict[str, PaperScale] = {
 }
 
 
-def _main(scale: PaperScale) -> list[Entry]:
-    return [scale.entry(setting, method) for setting in scale.main for method in CERTIFIED]
-
-
 TABLES: dict[str, Callable[[PaperScale], list[Entry]]] = {
-    "main": _main,
-    "adversarial": lambda scale: [scale.entry(s, method) for s in scale.adversarial for method in ADVERSARIAL],
+    "main": lambda scale: scale.entries(scale.main, CERTIFIED),
+    "adversarial": lambda scale: scale.entries(scale.adversarial, ADVERSARIAL),
     "ablation-tau": lambda scale: [scale.entry(scale.focus, "citrus", tau_ratio=tau) for tau in scale.taus],
     "ablation-batch": lambda scale: [scale.entry(scale.focus, "citrus", group_size=size) for size in scale.groups],
-    "ablation-si": lambda scale: [scale.entry(scale.focus, method) for method in ("citrus", "citrus_si")],
-    "figure-loss": lambda scale: [scale.entry(scale.focus, "citrus")],
-    "runtimes": _main,
+    "ablation-si": lambda scale: scale.entries([scale.focus], ("citrus", "citrus_si")),
+    "figure-loss": lambda scale: scale.entries([scale.focus], ("citrus",)),
+    "runtimes": lambda scale: scale.entries(scale.main, CERTIFIED),
 }
 """The runs that each table or figure needs."""
 SWEEPS = ("ablation-tau", "ablation-batch")
