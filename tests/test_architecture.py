@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from architecture import PICTURE, ROOT, SOURCE, Edges, draw, imported, levels, read_edges
+from architecture import ACROSS, PICTURE, ROOT, SOURCE, Edges, draw, imported, levels, read_edges
 
 ALLOWED: dict[str, str] = {
     "console": "",
@@ -159,6 +159,7 @@ def test_the_documentation_shows_the_table_and_the_picture() -> None:
     assert {room: set(re.findall(r"`(\w+)`", others)) for room, others in rows.items()} == {
         room: set(others.split()) for room, others in ALLOWED.items()
     }
+    assert ACROSS.keys() == {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert PICTURE.read_text(encoding="utf-8") == draw(read_edges()), "run: python docs/tools/architecture.py"
 
 
