@@ -99,7 +99,7 @@ def draw(edges: Edges) -> str:
     height = levels(edges)
     top = max(height.values())
     place = {}
-    for room, level in height.items():
+    for room, level in sorted(height.items()):
         width = 9 * len(room) + 28
         place[room] = (ACROSS[room] * WIDTH - width / 2, MARGIN + (top - level) * ROW, width)
     lines = []
