@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 
 from citrus.inputs import format_eps
-from citrus.report.certifications import Certified
 from citrus.report.charts import Line, Point, bar_chart, line_chart, linear_axis, series, value_axis
-from citrus.report.document import ABSENT, Cell, Cells, Piece, Section, code, figure, fold, paragraph, table
-from citrus.report.files import count, number
-from citrus.report.overview import OUTCOMES
-from citrus.report.read import Record
+from citrus.report.document import Cell, Cells, Piece, Section, code, figure, fold, paragraph, table
+from citrus.report.read import PERCENTAGES, Certified, Record
 
 MOST_LINES = 6
 MOST_BARS = 8
@@ -19,6 +16,13 @@ STAGES = {
     "alpha": "optimised slopes",
     "search": "exact search over the group",
     "joint": "joint refinement of the group",
+}
+OUTCOMES = {
+    "certified": "proved right under every shared perturbation",
+    "gap": "open: neither proved nor attacked",
+    "fooled": "falls to a universal attack",
+    "misclassified": "wrong without any perturbation",
+    "error": "error during certification",
 }
 
 
@@ -73,7 +77,7 @@ def _curves(record: Record, axis: str) -> list[Curve]:
     alike: dict[tuple[str, ...], list[Certified]] = {}
     for c in record.certifications:  # sorted by eps and by group size
         fixed = f"N = {c.group_size}" if axis == "eps" else f"eps {format_eps(c.eps)}"
-        if c.finished:
+        if not c.so_far:
             alike.setdefault((record.name, fixed, c.grouping, c.verifier, f"{c.images} images"), []).append(c)
     ranked = sorted(alike.items(), key=lambda item: (-len(item[1]), record.headline not in item[1]))
     curves = [(names, *_points(record, members, axis)) for names, members in ranked]
@@ -96,8 +100,8 @@ def _points(record: Record, members: list[Certified], axis: str) -> tuple[list[P
 
 def _one_by_one(record: Record, c: Certified) -> float | None:
     """What is left of the same images one by one: a shared perturbation that fools is an attack, too."""
-    pgd, images = number(record.summary, "pgd"), count(record.summary, "attacked_images")
-    same = (number(record.summary, "eps"), images) == (c.eps, c.images)
+    pgd, eps, images = (record.summary.get(name) for name in ("pgd", "eps", "attacked_images"))
+    same = (eps, images) == (c.eps, c.images)
     return None if pgd is None or not same or record.config.get("clip") else min(pgd, c.attacked)
 
 
@@ -111,7 +115,7 @@ def _apart(names: Sequence[tuple[str, ...]], always: tuple[int, ...] = ()) -> li
 def _certifications(certified: list[tuple[Record, Certified]]) -> Piece:
     rows: list[Cells] = []
     for record, c in certified:
-        state = "" if c.finished else f" · {c.images} of {c.asked} images so far"
+        state = f" · {c.so_far}" if c.so_far else ""
         name = Cell(f"{record.prefix}{c.setting}", f"{c.verifier}, groups: {c.grouping}{state}")
         percent = [f"{value:.2f}" for value in (c.correct, c.certified, c.attacked)]
         rows.append([name, str(c.images), *percent, f"{c.seconds:.1f}"])
@@ -124,11 +128,10 @@ def _attacks(records: list[Record]) -> Piece:
     rows: list[Cells] = []
     for record in records:
         for found in record.attacks:
-            eps, size, images = number(found, "eps"), count(found, "group_size"), count(found, "attacked_images")
-            said = f"{record.prefix}eps {ABSENT if eps is None else format_eps(eps)}"
-            shares = [number(found, name) for name in ("clean", "ibp_certified", "pgd", "universal")]
-            percent = [ABSENT if share is None else f"{share:.2f}" for share in shares]
-            rows.append([Cell(said, f"N = {size}, first {images} images"), *percent])
+            said = f"{record.prefix}eps {format_eps(found['eps'])}"
+            percent = [f"{found[name]:.2f}" for name in PERCENTAGES]
+            on = f"N = {found['group_size']}, first {found['attacked_images']} images"
+            rows.append([Cell(said, on), *percent])
     header = ("Attack", "Clean", "Certified (IBP)", "One by one (PGD)", "Universal")
     return table("All attacks, percent of test images", header, rows)
 
@@ -153,7 +156,7 @@ def cascade(records: list[Record]) -> Section | None:
 
 
 def _names(record: Record, c: Certified) -> tuple[str, ...]:
-    so_far = "" if c.finished else "so far"
+    so_far = "so far" if c.so_far else ""
     return record.name, f"eps {format_eps(c.eps)}", f"N = {c.group_size}", c.verifier, c.grouping, so_far
 
 
