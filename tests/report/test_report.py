@@ -32,8 +32,8 @@ from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.report import document
 from citrus.report.charts import count_axis, linear_axis, value_axis
-from citrus.report.png import perturbation, png
 from citrus.report.read import read_runs
+from citrus.report.uap import perturbation, png
 from citrus.report.write import compose
 from citrus.training import train
 

@@ -83,9 +83,8 @@ class Record:
     @property
     def eps(self) -> float | None:
         """The radius that the run is about."""
-        first = self.certifications[0].eps if self.certifications else None
-        known: tuple[float | None, ...] = (self.config.get("eps"), self.summary.get("eps"), first)
-        return next((eps for eps in known if eps is not None), None)
+        known = [values["eps"] for values in (self.config, self.summary) if "eps" in values]
+        return next(iter([*known, *(c.eps for c in self.certifications)]), None)
 
     @property
     def method(self) -> str:
@@ -168,10 +167,9 @@ def _is_trained(path: Path) -> bool:
 
 def _object(path: Path, missing: list[Missing], *needed: str) -> dict[str, Any]:
     """What a JSON file holds, with the fields that are needed; nothing where it is not there, or damaged."""
-    try:
-        values = parse_object(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
+    values = parse_object(path.read_text(encoding="utf-8", errors="replace"))
     if values is not None and _fits(values, *needed):
         return values
     missing.append(Missing(f"{path.name} is damaged and left out."))
@@ -206,13 +204,14 @@ def _certifications(run: Path, missing: list[Missing]) -> list[Certified]:
         asked, rows, broken = read_rows(path)
         if _fits(asked, "eps", "group_size", "images", "grouping", "verifier"):
             _tell_broken(path.name, broken, missing)
-            found.append(_certified(asked, rows, _object(path.with_suffix(".json"), missing)))
-            if found[-1].so_far:
-                missing.append(Missing(f"{path.stem} is not finished: {found[-1].so_far}."))
+            result = _certified(asked, rows, _object(path.with_suffix(".json"), missing))
+            if result.so_far:
+                missing.append(Missing(f"{path.stem} is not finished: {result.so_far}."))
+            if result.images:
+                found.append(result)
         elif path.parent != run:  # beside a run lies something else
             missing.append(Missing(f"certify/{path.name} is damaged and left out."))
-    looked_at = [c for c in found if c.images]
-    return sorted(looked_at, key=lambda c: (c.eps, c.group_size, c.verifier, c.grouping))
+    return sorted(found, key=lambda c: (c.eps, c.group_size, c.verifier, c.grouping))
 
 
 def _certified(asked: dict[str, Any], rows: list[GroupResult], summary: dict[str, Any]) -> Certified:

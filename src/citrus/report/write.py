@@ -7,7 +7,7 @@ from citrus.console import duration
 from citrus.files import write_text
 from citrus.inputs import format_eps
 from citrus.report.charts import bar_chart
-from citrus.report.document import ABSENT, Cell, Key, Piece, Section, code, document, figure, paragraph, strong, table
+from citrus.report.document import ABSENT, Cell, Piece, Section, code, document, figure, paragraph, strong, table
 from citrus.report.history import setup, training
 from citrus.report.perturbation import classes, perturbations
 from citrus.report.read import PERCENTAGES, Certified, Record
@@ -50,8 +50,7 @@ def _about(record: Record) -> str:
 
 
 def headline(records: list[Record]) -> Section:
-    heads = [(record, record.headline) for record in records]
-    leads = [(record, c) for record, c in heads if c is not None]
+    leads = [(record, c) for record in records if (c := record.headline)]
     pieces = [_lead(leads[0][1])] if leads and len(records) == 1 else []
     if leads:
         pieces.append(_outcome_bars(leads))
@@ -73,11 +72,9 @@ def _lead(c: Certified) -> Piece:
 
 
 def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Piece:
-    outcomes = [(f"{r.prefix}{c.setting}, {c.images} images", c.images_by_outcome()) for r, c in leads]
-    present = [name for name in OUTCOMES if any(counts[name] for _, counts in outcomes)]
-    bars = [(label, [(name, name, counts[name]) for name in present]) for label, counts in outcomes]
-    keys = tuple(Key(OUTCOMES[name], name) for name in present)
-    return figure(bar_chart("Every test image once", bars, keys), wide=True)
+    bars = [(f"{r.prefix}{c.setting}, {c.images} images", c.images_by_outcome()) for r, c in leads]
+    present = {name: said for name, said in OUTCOMES.items() if any(counts[name] for _, counts in bars)}
+    return figure(bar_chart("Every test image once", bars, present), wide=True)
 
 
 def _headline_table(records: list[Record]) -> Piece:
