@@ -223,7 +223,7 @@ def _certified(asked: dict[str, Any], rows: list[GroupResult], summary: dict[str
         rows=tuple(rows),
         images=seen,
         **{name: asked[name] for name in ("eps", "group_size", "grouping", "verifier")},
-        stage_seconds=summary.get("stage_seconds", {}),
+        stage_seconds={name: x for name, x in summary.get("stage_seconds", {}).items() if isinstance(x, float)},
         seconds=summary.get("seconds", sum(row.seconds for row in rows)),
         so_far="" if summary else f"{seen} of {asked['images']} images so far",
     )
