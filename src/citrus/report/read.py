@@ -185,8 +185,8 @@ def _fits(values: dict[str, Any], *needed: str) -> bool:
         values.keys() >= set(needed)
         and all(isinstance(value, str) for value in texts)
         and all(isinstance(value, dict) for value in tables)
-        and all(type(value) is int and 0 < value < 1e15 for value in counts)
-        and all(type(value) in (int, float) and abs(value) < 1e15 for value in numbers)
+        and all(type(value) is int and 0 < value < 1e300 for value in counts)
+        and all(type(value) in (int, float) and abs(value) < 1e300 for value in numbers)
     )
 
 
