@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from citrus.report.charts import Line, line_chart, linear_axis, series
-from citrus.report.standalone import svg_file
+from citrus.report.charts import Line, line_chart, linear_axis, series, svg_file
 from citrus.studies import read_rows
 from citrus.studies.paper import published
 

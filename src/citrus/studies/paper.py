@@ -16,7 +16,7 @@ from typing import Any
 
 from citrus.console import duration
 from citrus.files import write_text
-from citrus.report.standalone import svg_file
+from citrus.report.charts import svg_file
 from citrus.studies.engine import Listener, run_study
 from citrus.studies.entries import Entry, Study, StudyResult, missing_of, result_of
 from citrus.studies.losses import last_epoch_losses
