@@ -62,9 +62,8 @@ def cache_folder() -> Path:
 
 def data_folders(data_dir: str | Path | None = None) -> list[Path]:
     """The data folders in the order they are searched: the argument, CITRUS_DATA, the user's cache folder."""
-    named = [data_dir, os.environ.get("CITRUS_DATA")]
-    folders = [Path(folder).expanduser() for folder in named if folder]
-    return list(dict.fromkeys([*folders, cache_folder()]))
+    named = (data_dir, os.environ.get("CITRUS_DATA"), cache_folder())
+    return list(dict.fromkeys(Path(folder).expanduser() for folder in named if folder))
 
 
 def file_in(folder: Path, name: str) -> Path:
@@ -75,8 +74,7 @@ def file_in(folder: Path, name: str) -> Path:
 
 def candidates(name: str, root: Path) -> list[Path]:
     """The folders below `root` that may hold the files of data set `name`."""
-    ends = [Path(folder).parts for folder in ORIGINALS["fashion-mnist"].folders]
-    fashion = any(root.absolute().parts[-len(end) :] == end for end in ends)
+    fashion = any(root.absolute().match(folder) for folder in ORIGINALS["fashion-mnist"].folders)
     # Loose files in a folder that is itself called fashion-mnist are not MNIST.
     return [root / folder for folder in ORIGINALS[name].folders if folder or not fashion]
 
