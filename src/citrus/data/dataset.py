@@ -95,13 +95,13 @@ def as_float(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255)
 
 
-def permutation(n: int, seed: int = SPLIT_SEED) -> Tensor:
+def permutation(n: int) -> Tensor:
     """A fixed random order of 0..n-1, the same on every machine and with every library version.
 
     Sorting raw words of PCG64 is slower than `randperm`, but NumPy guarantees the raw stream of a bit generator for
     ever, while no library guarantees its shuffle: a new release must not move images between training and test.
     """
-    words = np.random.PCG64(seed).random_raw(n)
+    words = np.random.PCG64(SPLIT_SEED).random_raw(n)
     return torch.from_numpy(np.argsort(words, kind="stable"))
 
 

@@ -40,9 +40,7 @@ class Original:
 
     def missing(self, folder: Path) -> list[str]:
         """Those of the files that are not in `folder`."""
-        if self.contents:
-            return [name for name in self.contents if not (folder / name).exists()]
-        names = [file.name.removesuffix(".gz") for file in self.downloads]
+        names = self.contents or [file.name.removesuffix(".gz") for file in self.downloads]
         return [name for name in names if not file_in(folder, name).exists()]
 
 

@@ -137,10 +137,9 @@ def _fuse(before: Operation, op: Operation, shape: tuple[int, ...]) -> list[Oper
 
 
 def _scale_after(before: Conv | Linear | Scale, scale: Scale) -> Operation:
-    if isinstance(before, Scale):
-        return Scale(before.weight * scale.weight, before.bias * scale.weight + scale.bias)
-    if isinstance(before, Linear):
-        return Linear(before.weight * scale.weight[:, None], before.bias * scale.weight + scale.bias)
+    if isinstance(before, Scale | Linear):
+        factors = scale.weight if isinstance(before, Scale) else scale.weight[:, None]
+        return replace(before, weight=before.weight * factors, bias=before.bias * scale.weight + scale.bias)
     bias = before.bias if before.bias.dim() == 3 else before.bias.view(-1, 1, 1)
     bias = bias * scale.weight + scale.bias
     weight = before.weight * scale.weight.view(-1, 1, 1, 1)
