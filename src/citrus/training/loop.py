@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from citrus.data import Dataset, Splits, as_float
-from citrus.data.augment import shuffle
+from citrus.data import Dataset, Splits, as_float, shuffle
 from citrus.errors import CitrusError
 from citrus.training.capture import Glance, Recorded
 from citrus.training.config import TrainConfig
