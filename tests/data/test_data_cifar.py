@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from citrus.data import load
-from citrus.data.cifar import FILES
+from citrus.data.readers import BATCHES
 from citrus.errors import CitrusError
 
 SIZE = 3  # images per batch
@@ -59,7 +59,7 @@ def made_batch(index: int) -> bytes:
 
 def write(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for index, file in enumerate(FILES):
+    for index, file in enumerate(BATCHES):
         (folder / file).write_bytes(made_batch(index))
     return folder
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from citrus.data import known, load
-from citrus.data.idx import FIRST_LABELS
+from citrus.data.readers import FIRST_LABELS
 from citrus.errors import CitrusError
 
 TRAIN, TEST = 12, 4

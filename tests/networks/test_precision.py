@@ -14,7 +14,7 @@ from citrus.certify import CertifySettings, certify
 from citrus.errors import CitrusError
 from citrus.methods import METHODS, Batch
 from citrus.networks import Graph, Normalize, build, fold, graph, trace
-from citrus.networks.precision import tf32, true_float32
+from citrus.networks.kernels import tf32, true_float32
 from citrus.training import evaluation
 
 

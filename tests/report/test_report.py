@@ -32,8 +32,8 @@ from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.report import document
 from citrus.report.charts import count_axis, linear_axis, value_axis
-from citrus.report.png import perturbation, png
 from citrus.report.read import read_runs
+from citrus.report.uap import perturbation, png
 from citrus.report.write import compose
 from citrus.training import train
 
@@ -370,6 +370,28 @@ def test_damaged_files_never_stop_a_report(change: Callable[[bytes], bytes], tmp
         file.write_bytes(change(file.read_bytes() if file.exists() else json.dumps(SUMMARY).encode()))
         assert HEADLINE in tables(run)
         assert markdown(run)
+
+
+KNOWN = {
+    "config.json": ("eps", "epochs", "group_size", "data", "network", "method"),
+    "summary.json": ("eps", "images", "clean", "attacked_images", "pgd", "universal", "training_seconds"),
+    "uap/0.1.json": ("eps", "group_size", "ibp_certified", "pgd_steps"),
+    "metrics.jsonl": ("epoch", "loss", "validation_clean", "seconds"),
+    "certify/citrus-0.1-n5-dataset.json": ("seconds", "stage_seconds"),
+    "certify/citrus-0.1-n5-dataset.jsonl": ("eps", "group_size", "images", "grouping", "verifier"),
+}
+
+
+@pytest.mark.parametrize("victim", KNOWN)
+def test_a_value_of_another_kind_is_told_and_left_out(victim: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    (run / "uap" / "0.1.json").write_text(json.dumps(SUMMARY))
+    first, *others = (run / victim).read_text().splitlines()
+    for key in KNOWN[victim]:
+        for value in (None, [1], float("nan"), 10**400):
+            (run / victim).write_text("\n".join([json.dumps({**json.loads(first), key: value}), *others]))
+            assert re.search(rf"{Path(victim).name}\b.* damaged and left out", missing(run)), (key, value)
+            assert HEADLINE in tables(run)
 
 
 @pytest.mark.parametrize(

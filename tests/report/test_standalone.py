@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.browser import Browser, find_chromium
 
-from citrus.report.charts import Line, line_chart, linear_axis, series, value_axis
-from citrus.report.standalone import HEIGHT, LINE, WIDTH, svg_file
+from citrus.report.charts import HEIGHT, LEGEND_LINE, WIDTH, Line, line_chart, linear_axis, series, svg_file, value_axis
 
 NASTY = "<script>alert('x')</script> & \"one\" ]]>"
 
@@ -42,7 +41,7 @@ def test_everything_is_inside_the_picture(keys: int, lines: int, tmp_path: Path)
     """A legend that is too long for one line goes on in the next, and the picture is higher by that."""
     more = tuple(f"citrus, own 0.{k}, N = 20" for k in range(keys))
     (tmp_path / "chart.svg").write_text(chart(more=more), encoding="utf-8")
-    height = HEIGHT + (lines - 1) * LINE
+    height = HEIGHT + (lines - 1) * LEGEND_LINE
     assert f'height="{height}" viewBox' in (tmp_path / "chart.svg").read_text(encoding="utf-8")
     with Browser() as browser:
         browser.open(tmp_path / "chart.svg", width=WIDTH, height=height)

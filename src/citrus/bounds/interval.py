@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
-from citrus.networks.kernels import compilable
+from citrus.networks.kernels import compilable, exact
 from citrus.networks.operations import Add, Graph, Linear, Operation, Relu
-from citrus.networks.precision import exact
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from citrus.bounds.interval import Bounds, Box, map_rows, through
 from citrus.bounds.refine import Problem, affine_path, refine
 from citrus.bounds.substitution import Planes, Rows, concretise, dot, footprint, rows_of, substitute, triangles, whole
 from citrus.errors import CitrusError
+from citrus.networks.kernels import exact
 from citrus.networks.operations import Graph, Linear, Relu
-from citrus.networks.precision import exact
 
 InnerBoxes = Literal["crown", "early", "interval"]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from citrus.bounds.interval import Box
 from citrus.errors import CitrusError
+from citrus.networks.kernels import exact
 from citrus.networks.operations import Add, Conv, Corner, Flatten, Graph, Operation, Relu, window
-from citrus.networks.precision import exact
 
 Slopes = Sequence[Tensor]
 """One tensor per ReLU: (batch, *neurons), shared by all rows of an image, or (batch, rows, *neurons)."""

@@ -25,7 +25,7 @@ from citrus.certify.together import prove_together
 from citrus.errors import CitrusError, SoundnessError
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
-from citrus.networks.precision import true_float32
+from citrus.networks.kernels import true_float32
 
 CPU_BLOCK, GPU_BLOCK = 100, 1000
 BYTES_PER_SLOPE = 32  # float32 slopes of every ReLU and row, their gradients and the optimiser's two moments, twice

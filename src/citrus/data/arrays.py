@@ -63,9 +63,8 @@ def _read_safetensors(path: Path) -> Arrays:
         names = json.loads((file.metadata() or {}).get("classes", "[]"))
         if not isinstance(names, list):
             raise ValueError("the metadata entry 'classes' must be a JSON list of names")
-    # NumPy has no bfloat16; float32 holds every half-precision number exactly.
-    halves = (torch.bfloat16, torch.float16)
-    arrays = {key: (t.float() if t.dtype in halves else t).numpy() for key, t in tensors.items()}
+    # NumPy has no bfloat16; float64 holds every other floating-point number exactly.
+    arrays = {key: (t.double() if t.is_floating_point() else t).numpy() for key, t in tensors.items()}
     return arrays, tuple(str(name) for name in names)
 
 
@@ -89,12 +88,9 @@ def _images(array: np.ndarray, where: str) -> Tensor:
 def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
     if array.ndim == 3:
         return array[:, None]
-    if array.ndim == 4:
-        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
-        if first and not last:
-            return array
-        if last and not first:
-            return array.transpose(0, 3, 1, 2)
+    channels = [axis for axis in (1, 3) if array.ndim == 4 and array.shape[axis] in (1, 3)]
+    if len(channels) == 1:
+        return np.moveaxis(array, channels[0], 1)
     raise CitrusError(
         f"{where} have the shape {array.shape}, which is not clearly (n, H, W), (n, C, H, W) or (n, H, W, C) with 1 or "
         f"3 channels; reshape them to (n, C, H, W)."

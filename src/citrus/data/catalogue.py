@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from citrus.data import arrays, cifar, digits, download, idx, places, tinyimagenet
+from citrus.data import arrays, download, places, readers, tinyimagenet
 from citrus.data.dataset import Dataset, DatasetInfo, Splits, hold_out
 from citrus.errors import CitrusError, suggest
 
@@ -25,10 +25,10 @@ INFO: dict[str, DatasetInfo] = {
 }
 READERS: dict[str, Callable[[str, Path], tuple[Dataset, Dataset]]] = {
     "demo": lambda name, path: arrays.read(path),  # 200 test digits of MNIST that travel with the package
-    "digits": digits.read,
-    "mnist": idx.read,
-    "fashion-mnist": idx.read,
-    "cifar10": cifar.read,
+    "digits": readers.read_digits,
+    "mnist": readers.read_mnist,
+    "fashion-mnist": readers.read_mnist,
+    "cifar10": readers.read_cifar,
     "tinyimagenet": tinyimagenet.read,
 }
 

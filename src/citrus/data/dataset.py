@@ -1,10 +1,12 @@
 """What every reader returns: whole data sets as uint8 tensors, checked once when they are made.
 
-A data set is small enough to live on the device as one tensor, so there is no loader and no worker process:
-indexing and augmentation are batched tensor operations (see `augment`).
+A data set is small enough to live on the device as one tensor, so there is no loader and no worker process: indexing
+and augmentation are batched tensor operations. Augmentation works on uint8 or float images on any device and never
+waits for it. Random numbers are drawn on the generator's device: a CPU generator gives the same crops on every machine,
+a generator on the images' device saves the copy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +17,6 @@ from torch import Tensor
 
 from citrus.errors import CitrusError
 
-FETCH_AGAIN = "delete it and fetch it again"
 SPLIT_SEED = 7919  # of every split made here; never the training seed, so all runs see the same held-out images
 
 
@@ -29,22 +30,18 @@ class Dataset:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        images, labels, classes = self.images, self.labels, len(self.classes)
+        images, labels, classes, problem = self.images, self.labels, len(self.classes), ""
         if images.dtype != torch.uint8 or images.ndim != 4:
-            raise self._wrong(f"images are {_describe(images)}, but must be uint8 of shape (n, C, H, W)")
-        if labels.dtype != torch.int64 or labels.ndim != 1:
-            raise self._wrong(f"labels are {_describe(labels)}, but must be int64 of shape (n,)")
-        if len(images) != len(labels):
-            raise self._wrong(f"there are {len(images)} images but {len(labels)} labels; give one label per image")
-        if len(labels):
-            low, high = (int(end) for end in torch.aminmax(labels))
-            if low < 0 or high >= classes:
-                raise self._wrong(
-                    f"labels go from {low} to {high}, but with {classes} classes they must lie in 0..{classes - 1}"
-                )
-
-    def _wrong(self, what: str) -> CitrusError:
-        return CitrusError(f"data set {self.name!r}: {what}.")
+            problem = f"images are {_describe(images)}, but must be uint8 of shape (n, C, H, W)"
+        elif labels.dtype != torch.int64 or labels.ndim != 1:
+            problem = f"labels are {_describe(labels)}, but must be int64 of shape (n,)"
+        elif len(images) != len(labels):
+            problem = f"there are {len(images)} images but {len(labels)} labels; give one label per image"
+        elif len(labels) and (labels.min() < 0 or labels.max() >= classes):
+            low, high = int(labels.min()), int(labels.max())
+            problem = f"labels go from {low} to {high}, but with {classes} classes they must lie in 0..{classes - 1}"
+        if problem:
+            raise CitrusError(f"data set {self.name!r}: {problem}.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,12 +56,8 @@ class Dataset:
         """The same data set with both tensors on `device`."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
-    def subset(self, index: Tensor | Sequence[int] | slice) -> "Dataset":
+    def subset(self, index: Tensor | list[int] | slice) -> "Dataset":
         """The images that `index` selects, in its order: positions, a boolean mask or a slice."""
-        if not isinstance(index, slice):
-            index = torch.as_tensor(index, device=self.images.device)
-            if index.numel() == 0 and index.dtype != torch.bool:
-                index = index.to(torch.int64)  # an empty list becomes a float tensor, which cannot index
         return replace(self, images=self.images[index], labels=self.labels[index])
 
 
@@ -102,13 +95,13 @@ def as_float(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255)
 
 
-def permutation(n: int, seed: int = SPLIT_SEED) -> Tensor:
+def permutation(n: int) -> Tensor:
     """A fixed random order of 0..n-1, the same on every machine and with every library version.
 
     Sorting raw words of PCG64 is slower than `randperm`, but NumPy guarantees the raw stream of a bit generator for
     ever, while no library guarantees its shuffle: a new release must not move images between training and test.
     """
-    words = np.random.PCG64(seed).random_raw(n)
+    words = np.random.PCG64(SPLIT_SEED).random_raw(n)
     return torch.from_numpy(np.argsort(words, kind="stable"))
 
 
@@ -125,6 +118,43 @@ def hold_out(train: Dataset, count: int) -> tuple[Dataset, Dataset]:
     order = permutation(len(train))
     # The order of what stays is the original one, so that count=0 changes nothing.
     return train if count == 0 else train.subset(order[count:].sort().values), train.subset(order[:count])
+
+
+def shuffle(n: int, generator: torch.Generator) -> Tensor:
+    """A random order of 0..n-1 (int64), on the generator's device."""
+    return torch.randperm(n, generator=generator, device=generator.device)
+
+
+def flip_and_crop(images: Tensor, pad: int, flip: bool, generator: torch.Generator) -> Tensor:
+    """Pad each image by repeating its edge `pad` times, cut the original size out at a random place, mirror half.
+
+    Never builds the padded image: a position outside repeats the edge, so clamped coordinates say where each pixel
+    comes from, and one gather fetches all of them. With `pad=0, flip=False` the images come back as they are.
+    """
+    if pad < 0:
+        raise CitrusError(f"flip_and_crop: pad={pad} is negative; use 0 for no crop.")
+    if pad == 0 and not flip:
+        return images
+    n, channels, height, width = images.shape
+    rows = torch.arange(height, device=images.device).expand(n, height)
+    columns = torch.arange(width, device=images.device).expand(n, width)
+    if pad:
+        shift = _draw(2 * pad + 1, (2, n, 1), images.device, generator) - pad
+        rows = (rows + shift[0]).clamp(0, height - 1)
+        columns = (columns + shift[1]).clamp(0, width - 1)
+    if flip:
+        mirrored = _draw(2, (n, 1), images.device, generator).bool()
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    source = (rows[:, :, None] * width + columns[:, None, :]).view(n, 1, height * width)
+    return images.flatten(2).gather(2, source.expand(n, channels, -1)).view(n, channels, height, width)
+
+
+def _draw(high: int, shape: tuple[int, ...], device: torch.device, generator: torch.Generator) -> Tensor:
+    """Random integers in 0..high-1, moved to `device` without waiting for it."""
+    numbers = torch.randint(high, shape, generator=generator, device=generator.device)
+    if numbers.device.type == "cpu" and device.type == "cuda":
+        numbers = numbers.pin_memory()  # a copy from pageable memory would block until the GPU has caught up
+    return numbers.to(device, non_blocking=True)
 
 
 @contextmanager

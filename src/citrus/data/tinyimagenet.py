@@ -14,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +39,11 @@ def read(name: str, folder: Path) -> tuple[Dataset, Dataset]:
     train, test = (_files(folder / part, wnids) for part in ("train", "val"))
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     cache, key = cache_folder() / f"tinyimagenet-{place}.safetensors", _fingerprint(train + test)
-    images = _read_cache(cache, key)
-    if images is None:
+    images: dict[str, Tensor] = {}
+    header: dict[str, Any] = {}
+    with suppress(CitrusError):  # a damaged cache counts as none
+        images, header = load_tensors(cache)
+    if header.get("key") != key:  # it was made from other files
         images = {"train": _decode(train), "test": _decode(test)}
         # A full disk or a read-only home costs time later, but is no error now.
         with suppress(CitrusError):
@@ -47,15 +51,6 @@ def read(name: str, folder: Path) -> tuple[Dataset, Dataset]:
     train_labels, test_labels = (torch.tensor([label for _, label in files]) for files in (train, test))
     classes = _names(folder, wnids)
     return Dataset(name, images["train"], train_labels, classes), Dataset(name, images["test"], test_labels, classes)
-
-
-def _read_cache(path: Path, key: str) -> dict[str, Tensor] | None:
-    """The cached images if they were made from exactly these files. A damaged cache counts as none."""
-    try:
-        images, header = load_tensors(path)
-    except CitrusError:
-        return None
-    return images if header.get("key") == key else None
 
 
 def _wnids(folder: Path) -> list[str]:
@@ -68,11 +63,10 @@ def _wnids(folder: Path) -> list[str]:
 
 def _names(folder: Path, wnids: list[str]) -> tuple[str, ...]:
     """The first English word of each class, its wnid where there is none."""
-    words: dict[str, str] = {}
     listed = folder / "words.txt"
-    if listed.is_file():
-        rows = (line.split("\t", 1) for line in listed.read_text().splitlines() if "\t" in line)
-        words = {wnid: names.split(",")[0].strip() for wnid, names in rows}
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    rows = (line.split("\t", 1) for line in lines if "\t" in line)
+    words = {wnid: names.split(",")[0].strip() for wnid, names in rows}
     names = [words.get(wnid, wnid) for wnid in wnids]
     count = Counter(names)  # two classes may share a word, as the two kinds of crane do
     return tuple(name if count[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
@@ -119,10 +113,8 @@ def _annotated(annotations: Path, wnids: list[str]) -> list[File]:
 
 def _fingerprint(files: list[File]) -> str:
     """Changes when a file comes, goes, or changes its size or label."""
-    digest = hashlib.sha256()
-    for path, label in files:
-        digest.update(f"{path.parent.parent.name}/{path.name} {label} {path.stat().st_size}\n".encode())
-    return f"{len(files)} files, {digest.hexdigest()}"
+    rows = [f"{path.parent.parent.name}/{path.name} {label} {path.stat().st_size}\n" for path, label in files]
+    return f"{len(files)} files, {hashlib.sha256(''.join(rows).encode()).hexdigest()}"
 
 
 def _decode(files: list[File]) -> Tensor:
@@ -143,6 +135,5 @@ def _decode(files: list[File]) -> Tensor:
                 images[i] = np.asarray(image.convert("RGB"))  # some images are grey
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(fill, range(0, len(files), CHUNK)):
-            pass
+        list(pool.map(fill, range(0, len(files), CHUNK)))  # raises what a task has raised
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from citrus.errors import CitrusError
+from citrus.networks.kernels import true_float32
 from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
-from citrus.networks.precision import true_float32
-from citrus.networks.trace import BatchNorm, Normalize, Statistics, Sum, Trace, TracedLayer, batch_norm_affine, trace
+from citrus.networks.trace import BatchNorm, Normalize, Statistics, Trace, TracedLayer, batch_norm_affine, trace
 
 Pair = tuple[int, int]
 
@@ -52,7 +52,8 @@ def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
     BatchNorm uses the given batch statistics, or the running ones. A value that two layers read is left as it is.
     Products are in true float32: what is proved is proved of these operations, so they have to be the module's.
     """
-    like = next((t for s in traced.layers for t in (*s.layer.parameters(), *s.layer.buffers())), torch.zeros(()))
+    modules = [s.layer for s in traced.layers if isinstance(s.layer, nn.Module)]
+    like = next((t for m in modules for t in (*m.parameters(), *m.buffers())), torch.zeros(()))
     nodes = [Node(_operation(s, statistics, like), s.inputs, s.name, s.shape) for s in traced.layers]
     with true_float32():
         return fuse(nodes, traced.input_shape)
@@ -96,12 +97,8 @@ def _operation(traced: TracedLayer, statistics: Statistics | None, like: Tensor)
     if isinstance(layer, nn.AvgPool2d):
         kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
         return average_pool(traced.shape[0], kernel, stride, padding, like, layer.divisor_override)
-    if isinstance(layer, nn.Flatten):
-        return Flatten()
-    if isinstance(layer, nn.ReLU):
-        return Relu()
-    assert isinstance(layer, Sum), layer
-    return Add()
+    plain: dict[type, Operation] = {nn.Flatten: Flatten(), nn.ReLU: Relu(), Add: Add()}
+    return plain[type(layer)]
 
 
 def _batch_norm(traced: TracedLayer, layer: BatchNorm, statistics: Statistics | None) -> Scale:
@@ -140,10 +137,9 @@ def _fuse(before: Operation, op: Operation, shape: tuple[int, ...]) -> list[Oper
 
 
 def _scale_after(before: Conv | Linear | Scale, scale: Scale) -> Operation:
-    if isinstance(before, Scale):
-        return Scale(before.weight * scale.weight, before.bias * scale.weight + scale.bias)
-    if isinstance(before, Linear):
-        return Linear(before.weight * scale.weight[:, None], before.bias * scale.weight + scale.bias)
+    if isinstance(before, Scale | Linear):
+        factors = scale.weight if isinstance(before, Scale) else scale.weight[:, None]
+        return replace(before, weight=before.weight * factors, bias=before.bias * scale.weight + scale.bias)
     bias = before.bias if before.bias.dim() == 3 else before.bias.view(-1, 1, 1)
     bias = bias * scale.weight + scale.bias
     weight = before.weight * scale.weight.view(-1, 1, 1, 1)

@@ -1,13 +1,18 @@
-"""What a training step may change about how tensors are computed: memory layout, and kernels that torch compiles."""
+"""How tensors are computed: their memory layout, kernels that torch compiles, and the precision of products.
+
+Bounds are computed in true float32: TF32 keeps 10 bits of a product, which is enough to train and not to prove.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from citrus.errors import CitrusError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMPILER: ContextVar[str | None] = ContextVar("compiler", default=None)
@@ -49,3 +54,29 @@ def compilable(function: F) -> F:
         return (compiled(backend) if backend else function)(*args, **kwargs)
 
     return cast(F, call)
+
+
+@contextmanager
+def tf32(on: bool) -> Iterator[None]:
+    """Switch TF32 on or off for convolutions and matrix products on the GPU; nothing changes on the CPU."""
+    try:
+        convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError as error:  # torch does not let one process use both
+        raise CitrusError(
+            "TF32 was set by a `fp32_precision` of torch.backends, so that Citrus cannot switch it off for proofs: use "
+            "torch.set_float32_matmul_precision or allow_tf32 instead."
+        ) from error
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+
+
+def true_float32() -> AbstractContextManager[None]:
+    """What every proof is computed in."""
+    return tf32(False)
+
+
+exact = tf32(False)
+"""Decorates a bound that somebody may call a proof: it is in true float32, whatever torch's switches say."""

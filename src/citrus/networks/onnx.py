@@ -19,7 +19,7 @@ from citrus.errors import CitrusError
 from citrus.files import replace_file
 from citrus.networks.graph import fuse
 from citrus.networks.graph import graph as graph_of
-from citrus.networks.onnx_nodes import Call, Program, read
+from citrus.networks.onnx_nodes import Call, Program, first_line, read
 from citrus.networks.operations import Conv, Flatten, Graph, Linear, Operation, Scale
 from citrus.networks.trace import Normalize
 
@@ -78,17 +78,13 @@ def _load(path: Path) -> Any:
     try:
         model = onnx.load(path)
     except Exception as error:  # protobuf, onnx and the file system each raise their own types
-        raise CitrusError(f"{path} cannot be read as an ONNX file ({_first_line(error)}).") from error
+        raise CitrusError(f"{path} cannot be read as an ONNX file ({first_line(error)}).") from error
     if not model.graph.node:
         raise CitrusError(f"{path} is not an ONNX file, or it holds no network.")
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < OLDEST_OPSET:
         raise CitrusError(f"{path} is written for ONNX opset {opset}; opset {OLDEST_OPSET} or later is needed.")
     return model
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _shape_of(
@@ -142,7 +138,7 @@ def _read_nodes(program: Program, weights: dict[str, Any], path: str | os.PathLi
         onnx.checker.check_model(program.model)
         program.constants.update((n, onnx.numpy_helper.to_array(t)) for n, t in weights.items() if n in wanted)
     except Exception as error:  # the checker and the decoder of weights raise many types on damaged files
-        raise CitrusError(f"{path} is not a valid ONNX file ({_first_line(error)}).") from error
+        raise CitrusError(f"{path} is not a valid ONNX file ({first_line(error)}).") from error
     for call in calls:
         read(call)
 

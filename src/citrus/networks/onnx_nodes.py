@@ -130,7 +130,11 @@ def read(call: Call) -> None:
         raise
     except Exception as error:  # numpy, torch and onnx raise many types on sizes that clash
         given = f"an input of shape {call.shape}" if data else "its constants"
-        raise call.refuse(f"cannot take {given} ({str(error).splitlines()[0]})") from error
+        raise call.refuse(f"cannot take {given} ({first_line(error)})") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _fold_constant(call: Call) -> Array:

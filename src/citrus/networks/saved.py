@@ -38,8 +38,7 @@ def load_network(
     if mean or std:
         raise CitrusError("mean and std are for ONNX files; other networks know their normalisation.")
     tensors, made = read_weights(weights_file(path))
-    shape, means, deviations = (tuple(made[key]) for key in ("shape", "mean", "std"))
-    network = build(made["name"], shape, made["classes"], means, deviations)
+    network = build(**made)
     network.load_state_dict(tensors)
     return network.eval()
 
@@ -69,6 +68,6 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights in a file, and the arguments of `build` for the network that they belong to."""
     tensors, header = load_tensors(path)
     made = header.get("network")
-    if not isinstance(made, dict) or not {"name", "shape", "classes", "mean", "std"} <= made.keys():
+    if not isinstance(made, dict) or made.keys() != {"name", "shape", "classes", "mean", "std"}:
         raise CitrusError(f"{path} holds no network of Citrus.")
     return tensors, made

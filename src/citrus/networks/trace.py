@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from citrus.errors import CitrusError
 from citrus.networks.kernels import compilable
+from citrus.networks.operations import Add
 
 SUPPORTED = (
     "Conv2d, Linear, BatchNorm1d, BatchNorm2d, ReLU, Flatten, AvgPool2d, Normalize (citrus.networks), Identity, "
@@ -48,18 +49,11 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
-class Sum(nn.Module):
-    """Stands for x + y in a trace."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-
 @dataclass(frozen=True)
 class TracedLayer:
     """One layer in running order; value 0 is the input, layer i computes value i + 1."""
 
-    layer: nn.Module
+    layer: nn.Module | Add
     inputs: tuple[int, ...]
     name: str
     shape: tuple[int, ...]
@@ -99,14 +93,10 @@ def _batch_norm(layer: BatchNorm, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tens
 
 def batch_norm_affine(layer: BatchNorm, mean: Tensor, variance: Tensor, axes: int) -> tuple[Tensor, Tensor]:
     """BatchNorm with fixed statistics is x * scale + shift, per channel of a value with so many axes."""
-    scale = (variance + layer.eps).rsqrt()
-    if layer.affine:
-        scale = scale * layer.weight
-    shift = -mean * scale
-    if layer.affine:
-        shift = shift + layer.bias
+    weight, bias = (layer.weight, layer.bias) if layer.affine else (1, 0)
+    scale = (variance + layer.eps).rsqrt() * weight
     per_channel = (-1,) + (1,) * (axes - 1)
-    return scale.view(per_channel), shift.view(per_channel)
+    return scale.view(per_channel), (bias - mean * scale).view(per_channel)
 
 
 class _Value(fx.Proxy):
@@ -128,8 +118,6 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     """Find the running order of `module` for inputs of shape (C, H, W); unsupported layers are named in the error."""
     try:
         nodes = list(_Tracer().trace(module).nodes)
-    except CitrusError:
-        raise
     except Exception as error:  # fx raises many types for control flow that depends on data
         raise CitrusError(
             f"{type(module).__name__} cannot be traced into a list of layers ({error}); supported: {SUPPORTED}."
@@ -163,7 +151,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     return Trace(tuple(layers), tuple(input_shape))
 
 
-def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, list[fx.Node]]:
+def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module | Add, list[fx.Node]]:
     """The layer that a traced node stands for, and the nodes it reads."""
     inputs = [a for a in node.args if isinstance(a, fx.Node)]
     rest = [a for a in node.args if not isinstance(a, fx.Node)]
@@ -180,7 +168,7 @@ def _layer(node: fx.Node, module: nn.Module, place: int) -> tuple[nn.Module, lis
     elif target in RELU_FUNCTIONS:
         return nn.ReLU(), inputs
     elif target in ADD_FUNCTIONS and len(inputs) == 2 and not rest and not node.kwargs:
-        return Sum(), inputs
+        return Add(), inputs
     elif target in FLATTEN_FUNCTIONS and _flattens_all(*rest, **node.kwargs):
         return nn.Flatten(), inputs
     raise CitrusError(f"Layer {place}, {what}, {problem}; supported: {SUPPORTED}.")
@@ -229,7 +217,7 @@ def _check_readers(nodes: list[fx.Node], module: nn.Module) -> None:
         memory[node] = owner
 
 
-def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _shape(layer: nn.Module | Add, name: str, inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Shape of a layer's result; of a convolution, pooling or flattening found by running it on meta tensors.
 
     Arithmetic and products on those would load torch's compiler, which takes seconds.
@@ -241,7 +229,7 @@ def _shape(layer: nn.Module, name: str, inputs: list[tuple[int, ...]]) -> tuple[
                 raise RuntimeError(f"a flat vector of {size} values expected")
             case nn.BatchNorm2d(num_features=size) | Normalize(channels=size) if len(first) != 3 or first[0] != size:
                 raise RuntimeError(f"maps of {size} channels expected")
-            case Sum() if first != inputs[1]:
+            case Add() if first != inputs[1]:
                 raise RuntimeError("the branches must have one shape")
             case nn.Linear():
                 return (layer.out_features,)

@@ -32,12 +32,7 @@ _EXACT = Context(prec=2000, traps=[Inexact])  # more digits than a sum of two fl
 
 
 def write_vnnlib(
-    path: str | os.PathLike[str],
-    images: Tensor,
-    labels: Tensor,
-    eps: str | float,
-    classes: int,
-    survivors: int = 1,
+    path: str | os.PathLike[str], images: Tensor, labels: Tensor, eps: str | float, classes: int, survivors: int = 1
 ) -> None:
     """Write the query of `group_property` to a file."""
     write_text(Path(path), group_property(images, labels, eps, classes, survivors))

@@ -1,17 +1,19 @@
-"""Charts as SVG, drawn by the macros of pieces.html."""
+"""Charts as SVG, drawn by the macros of pieces.html, for a page or as files of their own."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from citrus.report.document import Figure, Key, draw
+from citrus.report.document import Figure, Key, draw, plain, templates
 
 COLOURS = 6  # that colour-blind eyes tell apart; the style sheet holds them
 MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-4.8 4.6 3.6h-9.2z", "M0-5 5 0 0 5-5 0z")
 MOST_MARKERS = 12  # of a line; a longer one has some, so that its shape tells it apart as well as its colour
+WIDTH, HEIGHT = 720, 420  # of a file
+LEFT, TOP, RIGHT, BOTTOM = 64, 104, 24, 56  # room around its plot
+LEGEND_LINE, LETTER = 22, 7.2  # height of a line of its legend, and width of a letter there
 Point = tuple[float, float]
-Part = tuple[str, str, int]  # of a bar: name, colour, count
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,28 @@ def line_chart(
     return Figure(title, description, svg, (*named, *stroked))
 
 
-def bar_chart(title: str, bars: Sequence[tuple[str, Sequence[Part]]], keys: tuple[Key, ...] = ()) -> Figure:
-    """Bars below each other, all of the same length: a label and parts each."""
+def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, int]]], names: Mapping[str, str]) -> Figure:
+    """Bars below each other, all of the same length: a label each, and counts by colour; `names` is the legend."""
     drawn = []
-    for label, parts in bars:
-        told = f"{label}: " + ", ".join(f"{name} {count}" for name, _, count in parts)
-        shares = [100 * count / (sum(count for *_, count in parts) or 1) for *_, count in parts]
-        starts = [0.0, *accumulate(shares)]
-        pieces = [(part[1], start, share) for part, start, share in zip(parts, starts, shares, strict=False) if share]
-        drawn.append((label, told, pieces))
+    for label, counts in bars:
+        parts = [counts.get(colour, 0) for colour in names]
+        told = f"{label}: " + ", ".join(f"{name} {part}" for name, part in zip(names.values(), parts, strict=True))
+        shares = [100 * part / (sum(parts) or 1) for part in parts]
+        drawn.append((label, told, list(zip(names, accumulate(shares, initial=0.0), shares, strict=False))))
+    keys = tuple(Key(name, colour) for colour, name in names.items())
     return Figure(title, "; ".join(told for _, told, _ in drawn), draw("bar_chart", bars=drawn), keys)
+
+
+def svg_file(shown: Figure) -> str:
+    """A figure as the text of a file that needs nothing but itself: style, title and legend inside, light and dark."""
+    legend, left, line = [], float(LEFT - 34), 0
+    x = left
+    for key in shown.keys:
+        width = 12 + LETTER * len(key.text)
+        if x > left and x + width > WIDTH - RIGHT:
+            x, line = left, line + 1
+        legend.append((key, x, 57 + line * LEGEND_LINE))
+        x += width + 24
+    size = {"width": WIDTH, "height": HEIGHT + line * LEGEND_LINE, "top": TOP + line * LEGEND_LINE}
+    room = {"left": LEFT, "right": RIGHT, "bottom": BOTTOM}
+    return plain(templates().get_template("figure.svg").render(shown=shown, legend=legend, **size, **room))

@@ -34,8 +34,6 @@ class Cell:
     text: str
     note: str = ""
     """Said smaller below, such as what a number was measured on."""
-    colour: str = ""
-    """Name of the colour of a swatch before the text."""
 
 
 Cells = Sequence[str | Cell]  # of a row, or of a column
@@ -103,16 +101,12 @@ def table(
     caption: str, header: Sequence[str], rows: Sequence[Cells], kind: Literal["numbers", "words"] = "numbers"
 ) -> Piece:
     """The first cell of a row names it."""
-    lines = [f"| {' | '.join(_told(cell) for cell in row)} |" for row in (header, *rows)]
+    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    told = [[cell.text + (f" ({cell.note})" if cell.note else "") for cell in row] for row in cells]
+    lines = [f"| {' | '.join(map(in_markdown, row))} |" for row in (header, *told)]
     lines.insert(1, "| --- " + ("| ---: " if kind == "numbers" else "| --- ") * (len(header) - 1) + "|")
-    html = draw("table", caption=caption, header=header, rows=rows, kind=kind)
+    html = draw("table", caption=caption, header=header, rows=cells, kind=kind)
     return Piece(html, "\n".join([f"**{in_markdown(caption)}**", "", *lines]))
-
-
-def _told(cell: str | Cell) -> str:
-    if isinstance(cell, str):
-        return in_markdown(cell)
-    return in_markdown(cell.text + (f" ({cell.note})" if cell.note else ""))
 
 
 def figure(shown: Figure, wide: bool = False) -> Piece:

@@ -6,11 +6,9 @@ from typing import Any
 
 from citrus.report.charts import Line, count_axis, line_chart, linear_axis, series
 from citrus.report.document import ABSENT, Piece, Section, figure, fold, paragraph, table
-from citrus.report.files import number
 from citrus.report.read import Record
 
 MOST_EPOCHS = 12  # rows of the table beside the curves
-LONGEST = 2000  # letters of a value
 
 # Title, axis, and for each line the key in metrics.jsonl, what it is called, and its factor to the axis.
 Kinds = tuple[tuple[str, str, float], ...]
@@ -33,20 +31,13 @@ def training(records: list[Record]) -> Section | None:
     return Section("training", "Training", [*figures, numbers])
 
 
-def _epoch(row: dict[str, Any], place: int) -> float:
-    """Epochs are counted from 0 in the file and from 1 for people."""
-    epoch = number(row, "epoch")
-    return (place if epoch is None else epoch) + 1
-
-
 def _figure(records: list[Record], title: str, axis: str, kinds: Kinds) -> Piece | None:
-    """One colour per run; the first kind solid, the second dashed."""
+    """One colour per run; the first kind solid, the second dashed. Epochs are counted from 1 for people."""
     lines = []
     for k, record in enumerate(records):
         run = series(k, record.name if record.prefix else "")
         for key, name, factor in kinds:
-            values = [(_epoch(row, i), number(row, key)) for i, row in enumerate(record.metrics)]
-            points = [(x, factor * y) for x, y in values if y is not None]
+            points = [(row["epoch"] + 1, factor * row[key]) for row in record.metrics if key in row]
             if points:
                 lines.append(Line(record.prefix + name, points, run, dashed=key != kinds[0][0]))
     if not lines:
@@ -62,11 +53,10 @@ def _epochs(record: Record) -> Piece:
     """Some epochs, the last one always."""
     step = -(-len(record.metrics) // MOST_EPOCHS)
     keys = [key for _, _, kinds in CURVES for key, _, _ in kinds] + ["lr", "seconds"]
-    known = [key for key in keys if any(number(row, key) is not None for row in record.metrics)]
+    known = [key for key in keys if any(key in row for row in record.metrics)]
     rows = []
-    for i, row in list(enumerate(record.metrics))[(len(record.metrics) - 1) % step :: step]:
-        values = [number(row, key) for key in known]
-        rows.append([f"{_epoch(row, i):g}", *(ABSENT if value is None else f"{value:.4g}" for value in values)])
+    for row in record.metrics[(len(record.metrics) - 1) % step :: step]:
+        rows.append([f"{row['epoch'] + 1:g}", *(f"{row[key]:.4g}" if key in row else ABSENT for key in known)])
     return table(f"{record.name}: some epochs", ["Epoch", *(key.replace("_", " ") for key in known)], rows)
 
 
@@ -99,7 +89,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict) and prefix.count(".") < 5:
             found |= _flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = _text(value)
+            shown = "none" if value is None else json.dumps(value, ensure_ascii=False)
+            found[prefix + name] = value if isinstance(value, str) else shown
     return found
 
 
@@ -114,11 +105,3 @@ def _environment(env: dict[str, Any]) -> dict[str, str]:
         shown["git commit"] = git.get("commit")
         shown["uncommitted changes"] = f"a diff of {changed} lines" if changed else "none"
     return _flat(shown)
-
-
-def _text(value: Any) -> str:
-    try:
-        shown = value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        shown = "..."
-    return shown if len(shown) <= LONGEST else shown[:LONGEST] + " ..."

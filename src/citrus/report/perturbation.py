@@ -6,9 +6,8 @@ from torch import Tensor
 
 from citrus.inputs import format_eps
 from citrus.report.document import ABSENT, Cell, Picture, Piece, Section, fold, gallery, paragraph, strong, table
-from citrus.report.png import perturbation, png
 from citrus.report.read import Record
-from citrus.report.uap import Perturbed
+from citrus.report.uap import Perturbed, perturbation, png
 
 MOST_IMAGES = 8  # shown of those that the perturbation flips, and as many of those that it does not
 MOST_CLASSES = 20
@@ -16,10 +15,7 @@ MOST_CLASSES = 20
 
 def perturbations(records: list[Record]) -> Section | None:
     """Of every run the perturbation at its own eps; those at others are folded."""
-    intro = (
-        "The group that suffers most: its perturbation, and its images without and with it, as the network sees them."
-    )
-    pieces = [paragraph(intro)]
+    pieces = [paragraph("The group that suffers most: its perturbation, and its images without and with it.")]
     for record in records:
         if record.prefix and record.perturbations:
             pieces.append(paragraph(record.name, kind="heading"))
@@ -71,9 +67,8 @@ def classes(records: list[Record]) -> Section | None:
     if not shown:
         return None
     columns = [_by_class(p) for _, p in shown]
-    most = sorted(
-        dict.fromkeys(name for c in columns for name in c), key=lambda name: -sum(c[name][0] for c in columns)
-    )
+    names = dict.fromkeys(name for column in columns for name in column)
+    most = sorted(names, key=lambda name: -sum(column[name][0] for column in columns))
     rows = [[Cell(name), *(column[name][1] for column in columns)] for name in most[:MOST_CLASSES]]
     header = ("Class", *(f"{r.name}, eps {format_eps(p.eps)}, N = {p.group_size}" for r, p in shown))
     intro = "How many correctly classified images of a class a universal attack turns wrong, and what most become."

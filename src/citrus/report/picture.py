@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -11,7 +10,6 @@ from citrus.files import replace_file
 from citrus.inputs import format_eps
 from citrus.report.uap import read_perturbed
 
-matplotlib.use("Agg")
 MOST_IMAGES = 8
 
 

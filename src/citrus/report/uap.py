@@ -1,12 +1,18 @@
-"""Universal perturbations as training and `citrus attack` wrote them: uap/EPS.safetensors."""
+"""Universal perturbations: as training and `citrus attack` wrote them, uap/EPS.safetensors, and as small images."""
 
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from citrus.files import load_tensors
+
+BLUE, WHITE, ORANGE = (0.13, 0.40, 0.67), (0.97, 0.97, 0.97), (0.84, 0.35, 0.0)
+"""Less, nothing, more: told apart by colour-blind eyes too."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +61,29 @@ def read_perturbed(file: Path) -> Perturbed:
     tensors, header = load_tensors(file)
     values: dict[str, Any] = header | tensors
     return Perturbed(**values)
+
+
+def png(image: Tensor) -> bytes:
+    """A PNG file, with nothing but zlib, of an image (C, H, W) of 1 or 3 channels; values are clipped to [0, 1]."""
+    channels, height, width = image.shape
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def perturbation(delta: Tensor, largest: float) -> Tensor:
+    """A perturbation (C, H, W) as an image in which `largest` is the end of the scale.
+
+    One channel runs from blue over white to orange; three are colours around grey.
+    """
+    share = (delta / largest if largest else delta).clamp(-1, 1)
+    if len(delta) == 3:
+        return (share + 1) / 2
+    less, zero, more = (torch.tensor(colour).view(3, 1, 1) for colour in (BLUE, WHITE, ORANGE))
+    return zero + share.clamp(min=0) * (more - zero) + (-share).clamp(min=0) * (less - zero)

@@ -14,7 +14,7 @@ from citrus.data import Splits, as_float, flip_and_crop, shuffle
 from citrus.errors import CitrusError
 from citrus.methods import Batch, Citrus, box_losses
 from citrus.networks import fold, trace
-from citrus.networks.precision import true_float32
+from citrus.networks.kernels import true_float32
 from citrus.training import TrainConfig
 from citrus.training.schedule import stream
 from citrus.training.step import augmentation

@@ -20,7 +20,7 @@ from citrus.files import write_text
 from citrus.inputs import format_eps
 from citrus.methods import Citrus
 from citrus.recipes import recipe
-from citrus.report.standalone import svg_file
+from citrus.report.charts import svg_file
 from citrus.studies.engine import NOBODY, Listener, run_study
 from citrus.studies.losses import last_epoch_losses
 from citrus.studies.methods import Contest, contestants

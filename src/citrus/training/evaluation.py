@@ -21,7 +21,7 @@ from citrus.errors import CitrusError, SoundnessError
 from citrus.files import save_tensors
 from citrus.inputs import check_images, eps_in_name, parse_eps
 from citrus.networks import Graph, graph
-from citrus.networks.precision import true_float32
+from citrus.networks.kernels import true_float32
 
 CHUNK = 500
 PGD_40 = Ascent(steps=40, restarts=1)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from citrus.data import Dataset, DatasetInfo, as_float, flip_and_crop
 from citrus.methods import Batch, Boxes, box_losses
 from citrus.networks import Statistics, fold, trace
-from citrus.networks.kernels import compilable, compiling, in_device_layout
-from citrus.networks.precision import tf32
+from citrus.networks.kernels import compilable, compiling, in_device_layout, tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Phase
 from citrus.training.weights import balance, description, tightness, update_running
