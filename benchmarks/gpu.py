@@ -25,6 +25,7 @@ from citrus.methods import METHODS, Batch, Citrus, Method, MethodLoss, box_losse
 from citrus.networks.kernels import tf32
 from citrus.studies.rows import StudyRows
 from citrus.training import TrainConfig, Trainer
+from citrus.training.schedule import moment
 
 EPOCH = 50_000
 TWENTY = Ascent(steps=20, step_size=0.2, decay=0.2, decay_at=(0.5, 0.8))
@@ -98,7 +99,7 @@ def noise_splits(count: int) -> Splits:
 def make_step(config: TrainConfig, splits: Splits) -> Callable[[], None]:
     """A step at full eps that can be repeated."""
     trainer = Trainer(config, splits, "cuda")
-    now = trainer._moment(trainer.total_steps - 1)
+    now = moment(trainer.config, trainer.total_steps - 1, trainer.steps_per_epoch)
     numbers = torch.tensor(now[:-1], dtype=torch.float64)
     trainer.training_step.prepare(torch.arange(config.batch_size), numbers)
     return lambda: trainer._train_step(now.phase)

@@ -25,7 +25,7 @@ from citrus.console import table
 from citrus.methods import Batch, Citrus
 from citrus.networks import Graph, build, fold, trace
 from citrus.studies.rows import StudyRows
-from citrus.training.shi import initialize
+from citrus.training.weights import initialize
 
 EPS, TAU_RATIO = 0.1, 0.4
 ATTACK = Ascent(steps=5, step_size=0.5)

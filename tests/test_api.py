@@ -58,6 +58,15 @@ def test_certify_is_a_function_whatever_was_imported_before(before: str) -> None
     assert python("\n".join(["import citrus", CERTIFY[before], *checks, "print(Cascade.__name__)"])) == "Cascade"
 
 
+@pytest.mark.parametrize("name", ["methods", "bounds", "errors", "api"])
+def test_a_package_is_found_by_its_name_also_while_the_public_names_are_being_imported(name: str) -> None:
+    begun = "sys.modules['citrus.api'] = util.module_from_spec(util.find_spec('citrus.api'))"
+    meanwhile = f"import sys; from importlib import util; {begun}; from citrus import {name}"
+    for code in (f"from citrus import {name}", f"import citrus; {name} = citrus.{name}", meanwhile):
+        assert python(f"{code}; print({name}.__name__)") == f"citrus.{name}"
+    assert python("import sys; from citrus import errors; print('torch' in sys.modules)") == "False"
+
+
 def module() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))

@@ -6,6 +6,8 @@ result = citrus.certify(network, images, labels, eps="8/255")    # groups of fiv
 run = citrus.train(citrus.recipe("quickstart"), out="runs/quickstart")
 """
 
+import importlib
+import importlib.util
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -17,16 +19,20 @@ if TYPE_CHECKING:
 
 
 class _Package(types.ModuleType):
-    """The names of citrus.api, imported when one is first used, so that `citrus --help` need not wait for torch."""
+    """The names of citrus.api, imported when one is first used, so that `citrus --help` need not wait for torch.
+
+    Modules of the package are found without it: they are imported while it is being made.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and name != "__all__":
             raise AttributeError(f"module 'citrus' has no attribute {name!r}")
-        import citrus.api
-
+        if name != "certify" and importlib.util.find_spec(f"citrus.{name}"):
+            return importlib.import_module(f"citrus.{name}")
+        api = importlib.import_module("citrus.api")
         if name == "__all__":
-            return ["__version__", *(public for public in vars(citrus.api) if not public.startswith("_"))]
-        return getattr(citrus.api, name)
+            return ["__version__", *(public for public in vars(api) if not public.startswith("_"))]
+        return getattr(api, name)
 
     def __dir__(self) -> list[str]:
         return list(self.__all__)

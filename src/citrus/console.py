@@ -32,12 +32,11 @@ class Bar(AbstractContextManager["Bar"]):
         if done >= total:
             self.close()
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         if self.live:
             self.live.stop()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
 
 def _live_bar(what: str, done: int, total: int) -> Any:

@@ -9,8 +9,7 @@ import pytest
 from citrus.cli import main
 from citrus.data.places import locate
 from citrus.studies import Study
-from citrus.studies.paper import TABLES, make_paper
-from citrus.studies.scales import SCALES
+from citrus.studies.paper import SCALES, TABLES, make_paper
 from citrus.studies.sheets import Sheet
 
 

@@ -14,8 +14,7 @@ from citrus.commands import bench
 from citrus.methods import Citrus, CitrusSI
 from citrus.report.document import ABSENT
 from citrus.studies import Entry, Study, engine, read_rows
-from citrus.studies.paper import TABLES, make_paper, published, published_row
-from citrus.studies.scales import SCALES, PaperScale, Setting
+from citrus.studies.paper import SCALES, TABLES, PaperScale, Setting, make_paper, published, published_row
 from citrus.training import train
 
 # ---------------------------------------------------------------------------------------------------------- published

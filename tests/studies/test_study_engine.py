@@ -224,7 +224,11 @@ def test_no_epoch_and_no_entry_begins_after_the_deadline(study: Study, monkeypat
     heard: list[str] = []
     clock = SimpleNamespace(time=lambda: float(len(heard)))  # an epoch takes a second
     monkeypatch.setattr(engine, "time", clock)
-    listener = Listener(lambda name, place, total: Events(on_epoch=lambda row: heard.append(f"{name} {row['epoch']}")))
+
+    def on_entry(name: str, place: int, total: int) -> Events:
+        return Events(on_step=lambda now: heard.append(f"{name} {now.epoch}") if now.row else None)
+
+    listener = Listener(on_entry)
     with pytest.raises(Stopped, match="standard: the time is over after epoch 2 of 3"):
         run_study(replace(study, deadline=1.5), listener)
     with pytest.raises(Stopped, match="standard: the time is over"):

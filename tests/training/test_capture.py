@@ -17,8 +17,8 @@ from citrus.methods import IBP, UAT, Batch, MethodLoss
 from citrus.methods.base import in_pieces
 from citrus.networks.kernels import compiling
 from citrus.training import Trainer
-from citrus.training.capture import WARM_UP, Glance, Recorded
 from citrus.training.schedule import Phase, moment
+from citrus.training.step import WARM_UP, Recorded
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -63,10 +63,9 @@ def test_a_kind_is_recorded_after_its_warm_up() -> None:
 
 
 def test_a_glance_shows_what_the_device_holds() -> None:
-    source = torch.tensor([1.0, 2.0])
-    glance = Glance(source)
-    source[0] = 5
-    assert glance() == [5.0, 2.0]
+    step = Trainer(config(), splits()).training_step
+    step.sums[0] = 5
+    assert step.glance() == [5.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_phases_change_only_where_a_kind_of_step_begins() -> None:

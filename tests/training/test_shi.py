@@ -16,9 +16,8 @@ from citrus.bounds import Box
 from citrus.methods import IBP, SABR, AnyMethod, Boxes, Citrus, Standard
 from citrus.networks import build
 from citrus.training import TrainConfig, Trainer
-from citrus.training.shi import balance, initialize, tightness
 from citrus.training.step import regularizer
-from citrus.training.weights import make_network
+from citrus.training.weights import balance, initialize, make_network, tightness
 
 FEW_STEPS = Ascent(steps=1)
 CONFIG = TrainConfig(data="tiny", network="mlp", method=IBP(), eps=0.1, epochs=4, batch_size=6)

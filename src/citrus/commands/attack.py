@@ -4,15 +4,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from citrus.certify import Certification
-from citrus.commands.flags import parse_flags, take_word
-from citrus.commands.target import NetworkFlags, find_target
+from citrus.commands.target import NetworkFlags, find_target, parse_flags, take_word
 from citrus.console import table
 from citrus.data import as_float
 from citrus.files import write_json
 from citrus.inputs import format_eps
-from citrus.training import Evaluation, evaluate
-from citrus.training.evaluation import uap_file
-from citrus.training.run import pick_device
+from citrus.training import Evaluation, evaluate, pick_device, uap_file
 
 
 @dataclass

@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from citrus.commands.flags import parse_flags, take_word
+from citrus.commands.target import parse_flags, take_word
 from citrus.console import Bar, duration, table
 from citrus.errors import CitrusError, suggest
 from citrus.files import write_text
 from citrus.studies import Listener, Study, StudyResult, read_rows, run_study
 from citrus.studies.methods import Contest, methods_sheet, methods_study
-from citrus.studies.paper import TABLES, make_paper, setup
+from citrus.studies.paper import SCALES, TABLES, make_paper, setup
 from citrus.studies.plan import read_plan, runs_sheet
-from citrus.studies.scales import SCALES
 from citrus.studies.sheets import Sheet
-from citrus.training import Events, Progress, Stopped
+from citrus.training import Events, Stopped
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,8 @@ def run(arguments: list[str]) -> int:
     if name is None and set(arguments) & {"--help", "-h"}:
         print("usage: citrus bench WHAT [FLAGS]\n\n" + "\n".join(f"  {n:10}{f.__doc__}" for n, f in STUDIES.items()))
         return 0
-    if name is None:
-        raise CitrusError(f"Which benchmark? citrus bench {' | '.join(STUDIES)}")
     if name not in STUDIES:
-        raise CitrusError(f"Unknown benchmark {name!r}: {suggest(name, STUDIES)}")
+        raise CitrusError(f"Which benchmark? citrus bench WHAT: {suggest(name or '', STUDIES)}")
     try:
         return STUDIES[name](rest)
     except Stopped as stop:
@@ -163,11 +160,7 @@ def announce(name: str, place: int, total: int) -> Events:
     what = f"[{place}/{total}] {name}"
     print(what, file=sys.stderr, flush=True)
     bar = Bar(what)
-
-    def on_step(progress: Progress) -> None:
-        bar.update(progress.step, progress.steps, f"eps {progress.eps:.4f} loss {progress.loss:.4f}")
-
-    return Events(on_step=on_step)
+    return Events(on_step=lambda now: bar.update(now.step, now.steps, f"eps {now.eps:.4f} loss {now.loss:.4f}"))
 
 
 def report(result: StudyResult) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
 from citrus.certify.run_folder import certificate_folder, row_path
 from citrus.certify.settings import Grouping, Intermediate
-from citrus.commands.flags import parse_flags, take_word
-from citrus.commands.target import NetworkFlags, Target, find_target
+from citrus.commands.target import NetworkFlags, Target, find_target, parse_flags, take_word
 from citrus.console import Bar, duration, table
 from citrus.data import as_float
 from citrus.errors import CitrusError
 from citrus.inputs import format_eps
 from citrus.networks import graph
-from citrus.training.run import pick_device
+from citrus.training import pick_device
 
 
 @dataclass

@@ -7,13 +7,11 @@ from pathlib import Path
 from citrus.checker.certificate import read_certificate
 from citrus.checker.check import CheckReport, certificate_files, check
 from citrus.checker.proofs import Certificate
-from citrus.commands.flags import parse_flags, take_word
-from citrus.commands.target import numbers
+from citrus.commands.target import numbers, parse_flags, take_word
 from citrus.console import Bar
 from citrus.errors import CitrusError
 from citrus.inputs import format_eps
-from citrus.networks import graph
-from citrus.networks.saved import load_network
+from citrus.networks import graph, load_network
 
 SHOWN = 5  # failures that are printed
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from citrus.commands.flags import parse_flags, take_word
+from citrus.commands.target import parse_flags, take_word
 from citrus.console import Bar, table
 from citrus.data import describe, fetch, known
 from citrus.errors import CitrusError, suggest

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from citrus.commands.flags import parse_flags, take_word
-from citrus.commands.target import NetworkFlags, find_target
+from citrus.commands.target import NetworkFlags, find_target, parse_flags, take_word
 from citrus.data import as_float
 from citrus.errors import CitrusError
 from citrus.networks.onnx import save_onnx

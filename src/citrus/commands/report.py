@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from citrus.commands.flags import parse_flags
+from citrus.commands.target import parse_flags
 from citrus.errors import CitrusError
 from citrus.report.document import plain
 from citrus.report.read import read_runs

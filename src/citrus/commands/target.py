@@ -1,20 +1,64 @@
-"""The network that a command is about: a run folder, a network of the zoo, or a file."""
+"""What a command is told: its flags, and the network that it is about: a run folder, one of the zoo, or a file."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 
 from citrus.data import Dataset, load
-from citrus.errors import CitrusError
+from citrus.errors import CitrusError, suggest
 from citrus.inputs import parse_eps, parse_number
 from citrus.networks import Graph
 from citrus.networks.saved import load_network, weights_file
 from citrus.networks.zoo import cards
 from citrus.training import read_config
 
+T = TypeVar("T")
+
 DEMO = "mnist-0.1"
 """`citrus certify demo`: this network of the zoo on images of the package, so that nothing need be fetched."""
+
+
+def parse_flags(kind: type[T], command: str, arguments: list[str], extra: Sequence[str] = ()) -> tuple[T, list[str]]:
+    """The flags of `kind`, a dataclass, among the arguments (by tyro), and the rest, whose names must be in `extra`."""
+    import tyro
+
+    names = [*(f.name for f in fields(kind)), *extra]  # type: ignore[arg-type]
+    known = ["--" + name.replace("_", "-") for name in names]
+    for flag in (word.split("=")[0] for word in arguments if word.startswith("--")):
+        if flag.replace("_", "-") not in ["--help", *known]:
+            raise CitrusError(f"Unknown flag {flag} of `citrus {command}`: {suggest(flag, known)}")
+    result, rest = tyro.cli(kind, prog=f"citrus {command}", args=arguments, return_unknown_args=True)
+    if rest and not extra:
+        raise CitrusError(f"`citrus {command}` does not understand {' '.join(rest)!r}; see `citrus {command} --help`.")
+    return result, rest
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    """`--name value`, `--name=value` and `--name several values` (joined by commas) as a dictionary."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = [value] if equals else []
+        elif not name:
+            raise CitrusError(f"Expected a flag such as --epochs before {word!r}.")
+        else:
+            found[name].append(word)
+    for name, values in found.items():
+        if not values:
+            raise CitrusError(f"--{name} needs a value.")
+    return {name: ",".join(values) for name, values in found.items()}
+
+
+def take_word(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The leading word that is no flag, if there is one, and the rest."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    return None, arguments
 
 
 @dataclass

@@ -3,24 +3,27 @@
 import json
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from citrus.certify import Certification, CertifySettings, certify_into
 from citrus.commands.attack import evaluation_table, save_picture
-from citrus.commands.flags import pairs, parse_flags, take_word
-from citrus.commands.logs import TensorBoard
+from citrus.commands.target import pairs, parse_flags, take_word
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError, suggest
+from citrus.files import read_lines
 from citrus.inputs import format_eps
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
 from citrus.training.config import field_names
 from citrus.training.evaluation import uap_file
 from citrus.training.run import pick_device
+
+SUFFIX = ".citrus"  # of the event files' names: others in the folder are not ours to replace
 
 
 @dataclass
@@ -108,15 +111,51 @@ def _train(config: TrainConfig, splits: Splits, out: Path, flags: TrainFlags) ->
         def on_step(now: Progress) -> None:
             text = f"epoch {now.epoch + 1}/{config.epochs} eps {now.eps:.4f} loss {now.loss:.4f}"
             bar.update(now.step, now.steps, text)
-
-        def on_epoch(row: object) -> None:
-            if log:
+            if log and now.row:
                 log.update()
 
-        events = Events(on_step, on_epoch, on_stage=_say)
+        events = Events(on_step, on_stage=_say)
         result = train(config, out, splits=splits, device=flags.device, resume=flags.resume, events=events)
-        on_epoch(None)  # writes the log of a run that was complete before it was resumed
+        if log:  # of a run that was complete before it was resumed
+            log.update()
     return result
+
+
+class TensorBoard(AbstractContextManager["TensorBoard"]):
+    """The rows of a run's metrics.jsonl as TensorBoard scalars, each at its training step.
+
+    The first update takes the place of earlier event files, so that a resumed run has every point once, and a run that
+    starts to log half way has them all.
+    """
+
+    def __init__(self, run: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise CitrusError(
+                "`--log tensorboard` needs the tensorboard package: pip install 'citrus-uap[tensorboard]'."
+            ) from error
+        self.run, self.kind = run, SummaryWriter
+        self.writer: Any = None
+        self.written = 0
+
+    def update(self) -> None:
+        """Write the rows that are not written yet."""
+        if self.writer is None:
+            folder = self.run / "tensorboard"
+            for old in folder.glob(f"*{SUFFIX}"):
+                old.unlink()
+            self.writer = self.kind(str(folder), filename_suffix=SUFFIX)
+        for row in read_lines(self.run / "metrics.jsonl")[0][self.written :]:
+            for name, value in row.items():
+                if name != "step":
+                    self.writer.add_scalar(name, value, row["step"])
+            self.written += 1
+        self.writer.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self.writer is not None:
+            self.writer.close()
 
 
 def _certify(result: Run, splits: Splits, device: str) -> Certification:
@@ -124,16 +163,11 @@ def _certify(result: Run, splits: Splits, device: str) -> Certification:
     _say("certifying groups against universal perturbations")
     config, place = result.config, pick_device(device)
     test = splits.test.subset(slice(0, config.test_images or None)).to(place)
-    settings = CertifySettings(group_size=config.group_size, grouping="dataset")
+    network, images, labels, eps = result.network.to(place), as_float(test.images), test.labels, config.eps
+    settings, out = CertifySettings(group_size=config.group_size, grouping="dataset"), result.path / "certify"
     with Bar("groups") as bar:
         return certify_into(
-            result.path / "certify",
-            result.network.to(place),
-            as_float(test.images),
-            test.labels,
-            config.eps,
-            settings,
-            on_rows=lambda rows, done, total: bar.update(done, total),
+            out, network, images, labels, eps, settings, on_rows=lambda rows, done, total: bar.update(done, total)
         )
 
 
@@ -176,12 +210,8 @@ def _print_fields(name: str, config: TrainConfig) -> None:
     import tyro
 
     print(f"citrus train {name}: the flags of `citrus train --help`, and the fields below\n")
-    tyro.cli(
-        tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[TrainConfig]],
-        prog=f"citrus train {name}",
-        default=config,
-        args=["--help"],
-    )
+    kind: Any = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[TrainConfig]]
+    tyro.cli(kind, prog=f"citrus train {name}", default=config, args=["--help"])
 
 
 def _say(text: str) -> None:

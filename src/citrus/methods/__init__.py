@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from citrus.methods.adversarial import PGD, Shared, Standard
+from citrus.methods.adversarial import CWUAT, PGD, UAT, Shared, Standard
 from citrus.methods.base import Batch, Boxes, Method, MethodLoss, box_losses
 from citrus.methods.citrus import Citrus, CitrusSI
 from citrus.methods.colt import Colt
@@ -10,7 +10,6 @@ from citrus.methods.crown_ibp import CrownIBP
 from citrus.methods.expressive import CCIBP, MTLIBP, ExpIBP
 from citrus.methods.ibp import IBP, SABR
 from citrus.methods.taps import STAPS, TAPS
-from citrus.methods.uat import CWUAT, UAT
 
 CertifiedMethod = IBP | SABR | Citrus | CitrusSI | MTLIBP | CCIBP | ExpIBP | TAPS | STAPS | CrownIBP
 AnyMethod = Standard | PGD | UAT | CWUAT | Shared | Colt | CertifiedMethod

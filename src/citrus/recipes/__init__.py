@@ -1,15 +1,14 @@
 """Named settings: `recipe("mnist-0.1-citrus")` is a configuration to train as it is or to change.
 
 Names are DATA-EPS-METHOD. The plain name carries the published hyper-parameters for CNN7 (`recipes/published.py`);
-`-cpu` at the end marks ConvSmall settings that two CPU cores train in minutes (`recipes/cpu.py`), `-convsmall` and
-`-cnn7` what our own search found for a GPU (`recipes/found.py`).
+those of our own are in `recipes/found.py`: `-cpu` at the end marks ConvSmall settings that two CPU cores train in
+minutes, `-convsmall` and `-cnn7` what our search found for a GPU.
 """
 
 from dataclasses import dataclass
 
 from citrus.errors import CitrusError, suggest
-from citrus.recipes.cpu import CPU_RECIPES
-from citrus.recipes.found import FOUND_RECIPES
+from citrus.recipes.found import CPU_RECIPES, FOUND_RECIPES
 from citrus.recipes.published import PUBLISHED_RECIPES
 from citrus.training.config import TrainConfig
 

@@ -21,7 +21,7 @@ epochs and starts each stage anew, a factor lower; here Adam lowers its own by t
 from dataclasses import replace
 from typing import Any
 
-import citrus.methods as methods
+from citrus import methods
 from citrus.attacks import Ascent
 from citrus.training.config import TrainConfig
 

@@ -26,10 +26,8 @@ from citrus.certify.run_folder import row_path
 from citrus.data import Splits, as_float
 from citrus.errors import CitrusError, SoundnessError
 from citrus.files import read_lines
-from citrus.studies.entries import Entry, Study, StudyResult, asked_of, finished, result_of, same_groups
-from citrus.studies.rows import Row, StudyRows
-from citrus.training import Events, Stopped, load_run, to_dict, train
-from citrus.training.run import pick_device
+from citrus.studies.rows import Entry, Row, Study, StudyResult, StudyRows, asked_of, finished, result_of, same_groups
+from citrus.training import Events, Progress, Stopped, load_run, pick_device, to_dict, train
 
 LAST = ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")  # of the last epoch
 FOUND = ("images", "clean", "attacked_images", "pgd", "universal")  # by the evaluation after training
@@ -44,7 +42,10 @@ class Listener:
     on_result: Callable[[StudyResult], None] = lambda result: None
 
 
-def run_study(study: Study, listener: Listener = Listener()) -> list[StudyResult]:  # noqa: B008 - frozen
+NOBODY = Listener()
+
+
+def run_study(study: Study, listener: Listener = NOBODY) -> list[StudyResult]:
     """Make what is missing, and return all results in order; `Stopped`, after Ctrl-C or the deadline, ends it."""
     rows = study.open_rows()
     for entry in _in_processes(study, rows) if study.workers > 1 else _one_by_one(study, rows, listener):
@@ -130,12 +131,12 @@ def _train(study: Study, entry: Entry, folder: Path, splits: Splits, events: Eve
     """The row of a run; after the deadline no epoch begins, and `Stopped` keeps its state."""
     config, begun = entry.config, (folder / "config.json").exists()
 
-    def on_epoch(row: Row) -> None:
-        events.on_epoch(row)
-        if time.time() > study.deadline and row["epoch"] + 1 < config.epochs:
-            raise Stopped(f"{entry.name}: the time is over after epoch {row['epoch'] + 1} of {config.epochs}.")
+    def on_step(now: Progress) -> None:
+        events.on_step(now)
+        if now.row and time.time() > study.deadline and now.step < now.steps:
+            raise Stopped(f"{entry.name}: the time is over after epoch {now.epoch + 1} of {config.epochs}.")
 
-    heard = replace(events, on_epoch=on_epoch)
+    heard = replace(events, on_step=on_step)
     found = train(config, folder, splits=splits, device=study.device, resume=begun, events=heard).evaluation
     assert found
     metrics, _ = read_lines(folder / "metrics.jsonl")

@@ -16,7 +16,7 @@ from citrus.methods import Batch, Citrus, box_losses
 from citrus.networks import fold, trace
 from citrus.networks.kernels import true_float32
 from citrus.training import TrainConfig
-from citrus.training.randomness import stream
+from citrus.training.schedule import stream
 from citrus.training.step import augmentation
 
 BoxLosses = dict[str, list[float]]

@@ -15,9 +15,8 @@ from citrus.console import duration
 from citrus.errors import CitrusError, suggest
 from citrus.inputs import format_eps, parse_eps
 from citrus.methods import METHODS
-from citrus.recipes.cpu import CPU_RECIPES, SETTINGS
-from citrus.studies.entries import Entry, Study, StudyResult, missing_of
-from citrus.studies.rows import Row, machine
+from citrus.recipes.found import CPU_RECIPES, CPU_SETTINGS
+from citrus.studies.rows import Entry, Row, Study, StudyResult, machine, missing_of
 from citrus.studies.sheets import Sheet
 from citrus.training import TrainConfig
 
@@ -52,14 +51,12 @@ class Contest:
 
 
 def contestants(contest: Contest) -> dict[str, TrainConfig]:
-    """One configuration per method and variant: `-cpu` recipes of the nearest setting, or a method's own defaults."""
+    """One configuration per method: `-cpu` recipes of the nearest setting, or a method's own defaults."""
     eps, asked = parse_eps(contest.eps), [name for name in contest.methods.split(",") if name]
-    setting = min(SETTINGS, key=lambda s: (SETTINGS[s][0] != contest.data, abs(SETTINGS[s][1] - eps)))
-    start, end = f"{setting}-", "-cpu"
-    found = {n.removeprefix(start).removesuffix(end): c for n, c in CPU_RECIPES.items() if n.startswith(start)}
-    with_recipe = {config.method.name for config in found.values()}
+    setting = min(CPU_SETTINGS, key=lambda s: (CPU_SETTINGS[s][0] != contest.data, abs(CPU_SETTINGS[s][1] - eps)))
+    found = {config.method.name: config for name, config in CPU_RECIPES.items() if name.startswith(f"{setting}-")}
     for name, method in METHODS.items():
-        if name not in with_recipe:
+        if name not in found:
             found[name] = replace(found["ibp" if method.certified else "pgd"], method=method())
     if contest.images < 1:
         raise CitrusError(f"images must be at least 1, got {contest.images}.")

@@ -12,8 +12,7 @@ from citrus.certify import CertifySettings
 from citrus.console import duration
 from citrus.errors import CitrusError
 from citrus.recipes import recipe
-from citrus.studies.entries import Entry
-from citrus.studies.rows import Row
+from citrus.studies.rows import Entry, Row
 from citrus.studies.sheets import Sheet
 from citrus.training import override
 

@@ -50,9 +50,6 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else " ".join(str(value).replace("|", "/").split())
 
 
-# ------------------------------------------------------------------------------------------------------------- figures
-
-
 def sweep_figure(name: str, label: str, x: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Our accuracies against what was varied, where there are at least two; counts lie on a logarithmic axis."""
     there = [(value, row) for value, row in zip(x, rows, strict=True) if "clean" in row]

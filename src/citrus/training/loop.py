@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from citrus.data import Dataset, Splits, as_float, shuffle
 from citrus.errors import CitrusError
-from citrus.training.capture import Glance, Recorded
 from citrus.training.config import TrainConfig
 from citrus.training.evaluation import ibp_certified, percent, predictions
-from citrus.training.randomness import seed_of, stream
-from citrus.training.schedule import Moment, Phase, moment
-from citrus.training.step import SUMS, TrainingStep
+from citrus.training.schedule import Moment, Phase, moment, seed_of, stream
+from citrus.training.step import SUMS, Recorded, TrainingStep
 from citrus.training.weights import estimate_statistics, make_network
 
 
@@ -55,7 +53,6 @@ class Trainer:
         self.network = make_network(config, splits).to(self.device)
         self.training_step = TrainingStep(config, self.network, self.data, splits.info)
         self.recorded = Recorded(self.training_step, self.training_step.generator, config.record)
-        self.glance = Glance(self.training_step.sums)
         self.position = 0
         """Steps taken so far."""
 
@@ -71,17 +68,14 @@ class Trainer:
             started = time.perf_counter()
             order = shuffle(len(self.data), stream(self.config.seed, "shuffle", epoch)).to(self.device)
             batches = order.split(self.config.batch_size)
-            moments = [self._moment(step) for step in range(epoch * count, (epoch + 1) * count)]
+            moments = [moment(self.config, step, count) for step in range(epoch * count, (epoch + 1) * count)]
             numbers = torch.tensor([now[:-1] for now in moments], dtype=torch.float64).to(self.device)
             for i in range(first, count):
                 self.training_step.prepare(batches[i], numbers[i])
                 self._train_step(moments[i].phase)
-                loss = self.glance()[0] / (i + 1)
+                loss = self.training_step.glance()[0] / (i + 1)
                 row = self._epoch_row(epoch, moments, started, count - first) if i + 1 == count else None
                 yield Progress(self.position, self.total_steps, epoch, moments[i].eps, loss, row)
-
-    def _moment(self, step: int) -> Moment:
-        return moment(self.config, step, self.steps_per_epoch)
 
     def _train_step(self, phase: Phase) -> None:
         kept = {name: tensor.clone() for name, tensor in self.training_step.method_state.items()}
@@ -118,8 +112,9 @@ class Trainer:
         """Stop a run whose loss is no number any more. The loop asks after each epoch and before each checkpoint."""
         step = self.training_step.first_bad.item()
         if step < float("inf"):
+            eps = moment(self.config, int(step), self.steps_per_epoch).eps
             raise CitrusError(
-                f"The loss became infinite or NaN at step {step:.0f} (eps {self._moment(int(step)).eps:g}); the last "
+                f"The loss became infinite or NaN at step {step:.0f} (eps {eps:g}); the last "
                 "checkpoint is kept. Try a smaller lr, a longer ramp or clip_norm 10."
             )
 

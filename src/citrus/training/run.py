@@ -10,7 +10,10 @@ rows of metrics are appended.
 """
 
 import json
+import platform
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,10 +30,10 @@ from citrus.errors import CitrusError
 from citrus.files import append_line, load_tensors, parse_object, read_lines, save_tensors, write_json, write_text
 from citrus.networks.saved import MODEL, load_network, save_network
 from citrus.training.config import TrainConfig, read_config, to_dict
-from citrus.training.environment import environment
 from citrus.training.evaluation import Evaluation, evaluate
 from citrus.training.loop import Progress, Trainer
 from citrus.training.weights import description
+from citrus.version import __version__
 
 METRICS, CHECKPOINT = "metrics.jsonl", "checkpoints/last.safetensors"
 CHECKPOINT_SECONDS = 120.0
@@ -55,7 +58,7 @@ class Events:
     """What a caller may want to hear while a run goes on; the library itself prints nothing."""
 
     on_step: Callable[[Progress], None] = lambda progress: None
-    on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
+    """After a step; what ends an epoch is kept by then."""
     on_stage: Callable[[str], None] = lambda text: None
 
 
@@ -138,16 +141,14 @@ def _train(trainer: Trainer, path: Path, events: Events, stop_after: int | None)
     saved = time.monotonic()
     with _stop_signals() as signals:
         for progress in trainer.steps():
-            events.on_step(progress)
-            stop = signals.is_set() or (stop_after is not None and progress.step >= stop_after)
             if progress.row:
                 append_line(path / METRICS, progress.row)
-            if progress.row or stop or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            if progress.row or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 save_tensors(path / CHECKPOINT, *trainer.state())
                 saved = time.monotonic()
-            if progress.row:
-                events.on_epoch(progress.row)
-            if stop:
+            events.on_step(progress)
+            if signals.is_set() or (stop_after is not None and progress.step >= stop_after):
+                save_tensors(path / CHECKPOINT, *trainer.state())
                 raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
 
 
@@ -183,3 +184,40 @@ def _stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def environment() -> dict[str, Any]:
+    """What one needs to know to repeat a number."""
+    return {
+        "citrus": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": sys.argv,
+        "git": _git_state(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git_state() -> dict[str, str] | None:
+    """Commit and uncommitted changes of the checkout that this code runs from, if it is one."""
+
+    def git(*arguments: str) -> str:
+        where = Path(__file__).resolve().parents[1]
+        return subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        return {"commit": git("rev-parse", "HEAD").strip(), "diff": git("diff", "HEAD", "--", ".")}
+    except (OSError, subprocess.CalledProcessError):
+        return None

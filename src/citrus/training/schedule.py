@@ -1,8 +1,14 @@
-"""Schedules: how eps grows and the learning rate falls, and which kind of step that makes."""
+"""Schedules: how eps grows and the learning rate falls, which kind of step that makes, and its random numbers.
 
+They depend on where in a run they are used, not on what ran before: so resuming is exact.
+"""
+
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 from citrus.training.config import TrainConfig
 
@@ -77,3 +83,14 @@ def lr_at(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
         return config.lr
     share = (step - full) / (config.epochs * steps_per_epoch - full)
     return config.lr * (0.5 * (1 + math.cos(math.pi * share)))
+
+
+def seed_of(seed: int, purpose: str, number: int = 0) -> int:
+    """The seed for one purpose at one epoch or step of a run."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{number}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def stream(seed: int, purpose: str, number: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    """A fresh generator for one purpose at one epoch or step of a run."""
+    return torch.Generator(device).manual_seed(seed_of(seed, purpose, number))

@@ -1,8 +1,13 @@
 """One training step as the device sees it: from picking images to the optimiser, without ever waiting for an answer.
 
 Everything that changes from step to step lies in tensors of fixed place (`index`, `scalars`, the generator's seed), so
-that a GPU can record a step once and replay it (`training/capture.py`). What robustness means is the method's word.
+that a GPU can record a step once as a CUDA graph, and run all of it from one launch instead of waiting for hundreds
+(`Recorded`). What robustness means is the method's word.
 """
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +19,11 @@ from citrus.networks import Statistics, fold, trace
 from citrus.networks.kernels import compilable, compiling, in_device_layout, tf32
 from citrus.training.config import TrainConfig
 from citrus.training.schedule import Phase
-from citrus.training.shi import balance, tightness
-from citrus.training.weights import description, update_running
+from citrus.training.weights import balance, description, tightness, update_running
 
 SMALL_EPS = 1e-6  # radius of the boxes that the regularisers see while eps is still 0
 BYTES_PER_NEURON = 40  # kept for the backward pass of an interval bound: ten float32 values, measured on CNN7
+WARM_UP = 3  # ordinary calls before a recording: libraries choose their kernels, compilers finish
 SUMS = ("loss", "clean_loss", "robust_loss", "regularizer", "accuracy")
 
 
@@ -45,6 +50,7 @@ class TrainingStep:
         self.generator = torch.Generator(device)
         self.std = torch.tensor(description(config, info)["std"], device=device)
         self.sums = torch.zeros(len(SUMS), device=device)
+        self.seen = torch.zeros(len(SUMS), pin_memory=on_gpu)
         self.first_bad = torch.full((), torch.inf, dtype=torch.float64, device=device)
         """The first step whose loss was not finite."""
         self.max_boxes = max(1, int(config.memory_gb * 2**30 / (plain.neurons * BYTES_PER_NEURON)))
@@ -121,12 +127,56 @@ class TrainingStep:
             return result.loss, result.boxes
         return clean, box_losses(batch, images, SMALL_EPS, labels)[1]
 
+    def glance(self) -> list[float]:
+        """The sums, without waiting for the device: what it shows may be some steps old."""
+        self.seen.copy_(self.sums, non_blocking=True)
+        return list(self.seen.tolist())
+
     def state(self) -> dict[str, Tensor]:
         """The tensors that steps change, by name; the optimiser's settings are in the configuration already."""
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         for i, entry in enumerate(self.optimizer.state.values()):
             tensors |= {f"optimizer.{i}.{name}": tensor for name, tensor in entry.items()}
         return tensors | {f"method.{name}": tensor for name, tensor in self.method_state.items()} | {"sums": self.sums}
+
+
+class Recorded:
+    """A function of a kind that reads and writes the same tensors every time: after its first calls it is recorded,
+    once per kind, and replayed. Without CUDA, or `record`, it is just called."""
+
+    def __init__(self, function: Callable[[Any], None], generator: torch.Generator, record: bool = True) -> None:
+        self.function = function
+        self.generator = generator
+        self.recordings: dict[Hashable, Any] = {}
+        self.calls: Counter[Hashable] = Counter()
+        self.stream: Any = torch.cuda.Stream(generator.device) if record and generator.device.type == "cuda" else None
+        self.pool: Any = None
+
+    def __call__(self, kind: Hashable) -> None:
+        if self.stream is None:
+            self.function(kind)
+        elif self.calls[kind] < WARM_UP:
+            self.calls[kind] += 1
+            self.stream.wait_stream(torch.cuda.current_stream())  # beside all else, as a recording wants it
+            with torch.cuda.stream(self.stream):
+                self.function(kind)
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
+            if kind not in self.recordings:
+                self.recordings[kind] = self._record(kind)
+            self.recordings[kind].replay()
+
+    def forget(self) -> None:
+        """Drop all recordings, so that the next calls run as they are and record anew."""
+        self.recordings, self.calls, self.pool = {}, Counter(), None
+
+    def _record(self, kind: Hashable) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            self.function(kind)
+        self.pool = graph.pool()
+        return graph
 
 
 def augmentation(config: TrainConfig, info: DatasetInfo) -> tuple[int, bool]:
