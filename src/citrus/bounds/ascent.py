@@ -86,17 +86,20 @@ class Members:
         weights = weights + 1e-6
         return weights / self.sums(weights)[self.owner]
 
-    def evaluate(self, slopes: list[Tensor], lambdas: Tensor) -> tuple[Tensor, Tensor]:
-        """g of each set, and the size of the numbers it is made of, sum lambda (|b| + <radius, |a|>)."""
+    def planes(self, slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The plane under each member that its slopes give: a (member, pixel) and b (member,)."""
         relaxed = [triangle.relax(slope) for triangle, slope in zip(self.triangles, slopes, strict=True)]
         rows, given = substitute(self.graph, len(self.graph.nodes), Rows(self.spec), relaxed)
-        a, b = whole(rows, self.graph.input_shape).flatten(1), self.base + given[:, 0]
+        return whole(rows, self.graph.input_shape).flatten(1), self.base + given[:, 0]
+
+    def value(self, a: Tensor, b: Tensor, lambdas: Tensor) -> Tensor:
+        """g of each set."""
         mixed = self.sums(lambdas[:, None] * a).abs()
-        value = self.sums(lambdas * b) - torch.linalg.vecdot(mixed, self.radius)
-        with torch.no_grad():
-            reach = torch.linalg.vecdot(a.abs(), self.radius[self.owner])
-            size = self.sums(lambdas * (b.abs() + reach))
-        return value, size
+        return self.sums(lambdas * b) - torch.linalg.vecdot(mixed, self.radius)
+
+    def size(self, a: Tensor, b: Tensor, lambdas: Tensor) -> Tensor:
+        """The size of the numbers that g is made of, sum lambda (|b| + <radius, |a|>)."""
+        return self.sums(lambdas * (b.abs() + torch.linalg.vecdot(a.abs(), self.radius[self.owner])))
 
 
 @dataclass
@@ -135,16 +138,19 @@ def climb(
         with torch.set_grad_enabled(not last):
             *own, weights = adam.track(not last)
             lambdas = members.normalised(weights)
-            value, size = members.evaluate(own, lambdas)
+            a, b = members.planes(own)
+            value = members.value(a, b, lambdas)
         with torch.no_grad():
             better = value > best.value[sets]
             risen = better[members.owner].nonzero()[:, 0]
             best.value[sets[better]], best.lambdas[places[risen]] = value[better], lambdas[risen]
             for kept, slope in zip(best.slopes, own, strict=True):
                 kept[places[risen]] = slope[risen]
+            proved = best.value[sets] > 0
+            if proved.any():
+                proved = best.value[sets] > 2 * how.tolerance * members.size(a, b, lambdas)
         best.steps[sets] = step
         history.append(best.value.clone())
-        proved = best.value[sets] > 2 * how.tolerance * size
         hopeless = ~proved & hopeless_after(history, how.window)[sets]
         going = ~(proved | hopeless | watch(sets, hopeless))
         if last or not going.any():

@@ -132,6 +132,7 @@ class Triangle(NamedTuple):
     intercept: Tensor
     z: Tensor
     """The ReLU's argument at the centre."""
+    relu_z: Tensor
 
     def relax(self, slope: Tensor | None = None) -> Relaxation:
         """Both lines, the lower one with the given slope in [0, 1] where the ReLU is undecided, or the adaptive one."""
@@ -139,7 +140,7 @@ class Triangle(NamedTuple):
         if slope is not None:
             lower = torch.where(self.decided, lower, slope if slope.dim() == lower.dim() else slope[:, None])
         more = self.upper - lower
-        return Relaxation(lower, more, lower * self.z - self.z.relu(), more * self.z + self.intercept)
+        return Relaxation(lower, more, lower * self.z - self.relu_z, torch.addcmul(self.intercept, more, self.z))
 
 
 def triangles(graph: Graph, boxes: Sequence[Box], at_centre: Sequence[Tensor]) -> list[Triangle]:
@@ -147,7 +148,7 @@ def triangles(graph: Graph, boxes: Sequence[Box], at_centre: Sequence[Tensor]) -
     found = []
     for box, i in zip(boxes, graph.relu_inputs, strict=False):
         decided, upper, intercept = upper_line(box)
-        fields = (decided, adaptive_slopes(box), upper, intercept, at_centre[i])
+        fields = (decided, adaptive_slopes(box), upper, intercept, at_centre[i], at_centre[i].relu())
         found.append(Triangle(*(t[:, None] for t in fields)))
     return found
 
