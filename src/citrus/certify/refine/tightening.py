@@ -24,9 +24,9 @@ from citrus.bounds.interval import Box
 from citrus.bounds.substitution import lower_planes
 from citrus.networks.operations import Graph
 
-STEPS = 50
+STEPS = 40
 RATE = 0.3
-DECAY = 0.94
+DECAY = 0.925
 COPIES = 6  # of the neurons' planes that a step of the ascent holds
 
 
