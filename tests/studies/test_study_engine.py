@@ -1,11 +1,13 @@
 """The engine for many runs: nothing is done twice, and stops, crashes and errors lose nothing that was finished."""
 
+import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,8 +293,41 @@ def test_several_processes_make_the_same_rows(study: Study, tmp_path: Path) -> N
     assert [result.name for result in run_study(wide)] == ["standard", "ibp", "broken"]
 
 
+def children(process: "subprocess.Popen[bytes]") -> list[int]:
+    """Processes that train for this one; another child only tidies up."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process.pid and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by Linux's /proc")
+def test_a_worker_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_path: Path) -> None:
+    """And nobody waits for an answer that never comes."""
+    first, second = study.entries[:2]
+    long = replace(first, config=replace(first.config, epochs=100_000))
+    process = started(replace(study, entries=(long, second), workers=2), tmp_path)
+    checkpoint = study.out / first.name / "checkpoints" / "last.safetensors"
+    try:
+        while process.poll() is None and ("certification", second.name) not in kinds(study):
+            time.sleep(0.02)
+        while process.poll() is None and not checkpoint.exists():
+            time.sleep(0.02)
+        for worker in children(process):
+            os.kill(worker, signal.SIGKILL)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    failed = [row for row in read_rows(study.out / "rows.jsonl") if "failed" in row]
+    assert [(row["name"], "killed" in row["failed"]) for row in failed] == [(first.name, True)]
+
+
 def test_an_interrupt_of_several_processes_keeps_their_state(study: Study, tmp_path: Path) -> None:
-    long = tuple(replace(entry, config=replace(entry.config, epochs=2000)) for entry in study.entries[:2])
+    long = tuple(replace(entry, config=replace(entry.config, epochs=100_000)) for entry in study.entries[:2])
     process = started(replace(study, entries=long, workers=2), tmp_path)
     checkpoints = [study.out / entry.name / "checkpoints" / "last.safetensors" for entry in long]
     try:

@@ -13,9 +13,10 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import torch
@@ -64,40 +65,65 @@ def _one_by_one(study: Study, rows: StudyRows, listener: Listener) -> Iterator[E
 
 
 def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
-    """Entries as they are finished: processes return rows, and only this one writes them."""
+    """Entries as they are finished, each made by a process of its own that sends its rows; only this one writes."""
     waiting = [entry for entry in study.entries if result_of(entry, rows).error]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(study.workers, context, initializer=_begin, initargs=(study.workers,)) as pool:
-        jobs = {pool.submit(_job, study, entry, rows.about(entry.name)): entry for entry in waiting}
-        stopped = None
-        try:
-            for job in as_completed(jobs):
-                if isinstance(job.exception(), Stopped):  # the others may have more to tell
-                    stopped = job.exception()
+    running: dict[Connection, tuple[Entry, SpawnProcess]] = {}
+    stopped = None
+    try:
+        while running or waiting:
+            while waiting and len(running) < study.workers:
+                entry = waiting.pop(0)
+                answers, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(sender, study, entry, rows.about(entry.name)))
+                process.start()
+                sender.close()
+                running[answers] = entry, process
+            ready = wait(list(running))
+            for answers in [answers for answers in running if answers in ready]:
+                entry, process = running.pop(answers)
+                answer = _answer(answers)
+                process.join()
+                if isinstance(answer, Stopped):  # the others may have more to tell
+                    stopped = answer
                     continue
-                for kind, row in job.result():
-                    rows.add(kind, jobs[job].name, jobs[job].source | row | {"shared_by": study.workers})
-                yield jobs[job]
-        except BrokenProcessPool as error:
-            raise CitrusError("A worker was killed, maybe for want of memory: take fewer --workers.") from error
-        except KeyboardInterrupt as error:
-            for process in multiprocessing.active_children():
-                process.terminate()  # which a training loop hears as a wish to stop
-            raise Stopped("All workers keep their state.") from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+                if isinstance(answer, Exception):
+                    raise answer
+                for kind, row in answer:
+                    rows.add(kind, entry.name, entry.source | row | {"shared_by": study.workers})
+                yield entry
+    except KeyboardInterrupt as error:
+        raise Stopped("All workers keep their state.") from error
+    finally:
+        for _, process in running.values():
+            process.terminate()  # which a training loop hears as a wish to stop
+        for answers, (_, process) in running.items():
+            answers.close()
+            process.join()
     if stopped:
         raise stopped
 
 
-def _begin(workers: int) -> None:
+def _answer(answers: Connection) -> Exception | list[tuple[str, Row]]:
+    """What a process sends at its end: rows, or why there are none."""
+    try:
+        answer: Exception | list[tuple[str, Row]] = answers.recv()
+        return answer
+    except EOFError:
+        return [("run", {"failed": "its process was killed, maybe for want of memory: take fewer --workers"})]
+
+
+def _work(sender: Connection, study: Study, entry: Entry, about: list[Row]) -> None:
     """A process takes its share of the threads; a Ctrl-C is for the process that started it, which passes it on."""
-    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _job(study: Study, entry: Entry, about: list[Row]) -> list[tuple[str, Row]]:
-    return list(_make(study, entry, about, Events()))
+    torch.set_num_threads(max(1, torch.get_num_threads() // study.workers))
+    answer: Exception | list[tuple[str, Row]]
+    try:
+        answer = list(_make(study, entry, about, Events()))
+    except (Stopped, SoundnessError) as error:
+        answer = error
+    with suppress(OSError):  # nobody may listen any more
+        sender.send(answer)
 
 
 # ------------------------------------------------------------------------------------------------------------ one entry
