@@ -15,7 +15,7 @@ COMMANDS = {
     "report": "write a page about one run, or several side by side, from their files",
     "export": "write a network as ONNX and a group's property as VNN-LIB",
     "data": "list, fetch and describe data sets",
-    "bench": "compare all methods with the same budget, or make the tables of the paper",
+    "bench": "many runs: every method, the tables of the paper, a plan of yours; rows as a table",
 }
 
 HELP = f"""citrus {__version__}: networks that are provably robust against universal perturbations
