@@ -256,10 +256,14 @@ def _one_thread_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(study: Study, folder: Path) -> "subprocess.Popen[bytes]":
-    """The study in a process of its own."""
+    """The study in a process of its own, which hears Ctrl-C even where these tests run in the background and do not."""
     (folder / "study.pickle").write_bytes(pickle.dumps(study))
     (folder / "script.py").write_text(SCRIPT)
-    return subprocess.Popen([sys.executable, folder / "script.py", folder / "study.pickle"], cwd=folder)
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return subprocess.Popen([sys.executable, folder / "script.py", folder / "study.pickle"], cwd=folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_study_that_was_killed_goes_on(study: Study, tmp_path: Path) -> None:
