@@ -308,6 +308,13 @@ def children(process: "subprocess.Popen[bytes]") -> list[int]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """A process that has ended may still be listed, as a zombie."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by Linux's /proc")
 def test_a_worker_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_path: Path) -> None:
     """And nobody waits for an answer that never comes."""
@@ -328,6 +335,24 @@ def test_a_worker_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_
         process.wait()
     failed = [row for row in read_rows(study.out / "rows.jsonl") if "failed" in row]
     assert [(row["name"], "killed" in row["failed"]) for row in failed] == [(first.name, True)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by Linux's /proc")
+def test_no_worker_outlives_a_study_that_was_killed(study: Study, tmp_path: Path) -> None:
+    first = replace(study.entries[0], config=replace(study.entries[0].config, epochs=100_000))
+    process = started(replace(study, entries=(first, study.entries[1]), workers=2), tmp_path)
+    try:
+        while process.poll() is None and not (study.out / first.name / "checkpoints" / "last.safetensors").exists():
+            time.sleep(0.02)
+        workers = children(process)
+    finally:
+        process.kill()
+        process.wait()
+    assert workers
+    end = time.monotonic() + 60
+    while any(map(runs, workers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(runs, workers))
 
 
 def test_an_interrupt_of_several_processes_keeps_their_state(study: Study, tmp_path: Path) -> None:

@@ -119,11 +119,18 @@ def _work(sender: Connection, study: Study, entry: Entry, about: list[Row]) -> N
     torch.set_num_threads(max(1, torch.get_num_threads() // study.workers))
     answer: Exception | list[tuple[str, Row]]
     try:
-        answer = list(_make(study, entry, about, Events()))
+        answer = list(_make(study, entry, about, Events(on_step=_stop_an_orphan)))
     except (Stopped, SoundnessError) as error:
         answer = error
     with suppress(OSError):  # nobody may listen any more
         sender.send(answer)
+
+
+def _stop_an_orphan(now: Progress) -> None:
+    """After an epoch a process whose parent was killed ends: nobody waits for its rows."""
+    parent = multiprocessing.parent_process()
+    if now.row and parent is not None and not parent.is_alive():
+        raise Stopped("The study that started this run is gone; its state is kept.")
 
 
 # ------------------------------------------------------------------------------------------------------------ one entry
