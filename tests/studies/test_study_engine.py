@@ -1,5 +1,6 @@
 """The engine for many runs: nothing is done twice, and stops, crashes and errors lose nothing that was finished."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -335,6 +336,17 @@ def test_a_worker_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_
         process.wait()
     failed = [row for row in read_rows(study.out / "rows.jsonl") if "failed" in row]
     assert [(row["name"], "killed" in row["failed"]) for row in failed] == [(first.name, True)]
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x00\x00", b"\x00\x00\x00\x64half of an answer"], ids=["none", "size", "part"])
+def test_a_worker_may_be_killed_while_it_answers(sent: bytes) -> None:
+    """A hundred bytes are announced, and fewer come."""
+    answers, sender = multiprocessing.Pipe(duplex=False)
+    os.write(sender.fileno(), sent)
+    sender.close()
+    found = engine.answer_of(answers)
+    assert isinstance(found, list)
+    assert "killed" in found[0][1]["failed"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by Linux's /proc")

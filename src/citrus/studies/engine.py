@@ -82,7 +82,7 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
             ready = wait(list(running))
             for answers in [answers for answers in running if answers in ready]:
                 entry, process = running.pop(answers)
-                answer = _answer(answers)
+                answer = answer_of(answers)
                 process.join()
                 if isinstance(answer, Stopped):  # the others may have more to tell
                     stopped = answer
@@ -104,12 +104,12 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
         raise stopped
 
 
-def _answer(answers: Connection) -> Exception | list[tuple[str, Row]]:
+def answer_of(answers: Connection) -> Exception | list[tuple[str, Row]]:
     """What a process sends at its end: rows, or why there are none."""
     try:
         answer: Exception | list[tuple[str, Row]] = answers.recv()
         return answer
-    except EOFError:
+    except (EOFError, OSError):  # the end comes before the answer, or in the middle of it
         return [("run", {"failed": "its process was killed, maybe for want of memory: take fewer --workers"})]
 
 
