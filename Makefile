@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test bench docs lint clean
+.PHONY: quickstart test trial faults fuzz bench docs lint clean
 
 quickstart: .venv/quickstart  ## train and attack a small network on real digits, three minutes at most
 	$(BIN)/citrus train quickstart
@@ -13,6 +13,16 @@ test: .venv/dev  ## everything that CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadfile
+
+trial: .venv/dev  ## claims about a hundred thousand groups of tiny networks against exact arithmetic, half an hour
+	PYTHONPATH=tests $(BIN)/python -m trial --groups 100000 --out results/trials.jsonl
+
+fuzz: .venv/dev  ## every reader on hostile files, ten minutes with each of two engines
+	$(PIP) --only-binary atheris --editable '.[fuzz]' || echo "no wheel of atheris for this Python: without it"
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes 10 --out results/fuzz.jsonl
+
+faults: .venv/dev  ## kill -9, full disks, damaged files and the like, hundreds of them: is anything lost, doubled or wrong afterwards?
+	PYTHONPATH=tests $(BIN)/python -m faults --out results/faults.jsonl
 
 bench: .venv/quickstart  ## what a training step costs: Algorithm 1 as printed and ours, and each method beside a standard step
 	$(BIN)/python benchmarks/step.py
@@ -48,4 +58,4 @@ lint: .venv/dev
 	@touch $@
 
 clean:
-	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

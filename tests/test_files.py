@@ -1,7 +1,9 @@
 """Files: what is written comes back, damage is told, and a failed write loses nothing."""
 
+import fcntl
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,17 @@ from torch import Tensor
 
 from citrus import files
 from citrus.errors import CitrusError
-from citrus.files import append_line, load_tensors, read_lines, replace_file, save_tensors, write_json, write_text
+from citrus.files import (
+    append_line,
+    line_of,
+    load_tensors,
+    locked,
+    read_lines,
+    replace_file,
+    save_tensors,
+    write_json,
+    write_text,
+)
 
 HEADER = {"step": 41, "config": {"eps": "8/255", "name": "Zürich"}, "done": False}
 
@@ -218,8 +230,20 @@ def test_interrupted_write_leaves_the_old_file(path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         replace_file(path, interrupted)
     assert path.read_text() == "old"
-    replace_file(path, lambda part: part.write_text("new"))  # and what is left over is in nobody's way
+    assert names(path.parent) == [path.name]
+    replace_file(path, lambda part: part.write_text("new"))
     assert path.read_text() == "new"
+    assert names(path.parent) == [path.name]
+
+
+def test_two_writers_of_one_file_do_not_share_what_they_write(path: Path) -> None:
+    def write(part: Path) -> None:
+        part.write_text("first")
+        write_text(path, "second")
+        assert part.read_text() == "first"
+
+    replace_file(path, write)
+    assert path.read_text() == "first"
     assert names(path.parent) == [path.name]
 
 
@@ -308,3 +332,123 @@ def test_a_line_with_foreign_separators_is_one_row(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_read_are_no_missing_rows(tmp_path: Path) -> None:
     with pytest.raises(CitrusError, match="Cannot read"):
         read_lines(tmp_path)
+
+
+def test_a_deep_header_is_damage(path: Path) -> None:
+    """Found by `make fuzz`."""
+    save_file({"x": torch.zeros(1)}, path, metadata={"citrus": '{"a": ' + "[" * 100_000})
+    with pytest.raises(CitrusError, match="damaged or no safetensors file"):
+        load_tensors(path)
+
+
+def test_a_row_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    append_line(path, ROWS[0])
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        CitrusError, match=r"Cannot write .*rows\.jsonl: No space left on device; what was there before"
+    ):
+        append_line(path, ROWS[1])
+    assert read_lines(path)[0][0] == ROWS[0]
+
+
+def test_no_flipped_bit_in_a_row_goes_unnoticed(tmp_path: Path) -> None:
+    """A digit, a letter of a name, the end of a line: the values that are read are those that were written."""
+    path = tmp_path / "rows.jsonl"
+    for row in ROWS[:2]:
+        append_line(path, row)
+    content = bytearray(path.read_bytes())
+    for place in range(len(content)):
+        for bit in range(8):
+            content[place] ^= 1 << bit
+            path.write_bytes(content)
+            rows, broken = read_lines(path)
+            assert all(any(row.items() >= known.items() for known in ROWS[:2]) for row in rows), (place, bit)
+            assert broken or len(rows) == 2
+            content[place] ^= 1 << bit
+
+
+def test_rows_of_older_versions_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n")
+    append_line(path, ROWS[1])
+    assert read_lines(path) == (ROWS[:2], 0)
+
+
+def test_a_row_that_was_read_can_be_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line_of({"b": 1.5, 3: [float("inf")]}) + line_of(json.loads(line_of({"b": 2}))))
+    assert read_lines(path) == ([{"b": 1.5, "3": [float("inf")]}, {"b": 2}], 0)
+
+
+# Locks
+
+
+@pytest.mark.parametrize("name", ["", "rows"])
+def test_a_folder_that_another_process_writes_is_refused(name: str, tmp_path: Path) -> None:
+    with (tmp_path / f"{name and '.'}{name}.lock").open("w") as other:
+        other.write("process 1 on elsewhere")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with (
+            pytest.raises(CitrusError, match=rf"{name} is being written by process 1 on elsewhere: wait for it"),
+            locked(tmp_path, name),
+        ):
+            pass
+    with locked(tmp_path, name):
+        assert f"process {os.getpid()} on " in (tmp_path / f"{name and '.'}{name}.lock").read_text()
+
+
+def test_who_holds_a_folder_may_ask_for_it_again(tmp_path: Path) -> None:
+    with locked(tmp_path), locked(tmp_path), locked(tmp_path, "rows"):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with locked(tmp_path):
+        write_text(tmp_path / "a", "b")
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    for process in (killed.pid, os.getpid()):
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints" / f"last.safetensors.{process}-0123abcd.part").write_text("half of")
+    (tmp_path / "download.part").write_text("of another kind")
+    with locked(tmp_path):
+        assert names(tmp_path / "checkpoints") == [f"last.safetensors.{os.getpid()}-0123abcd.part"]
+        assert names(tmp_path) == [".lock", "checkpoints", "download.part"]
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(CitrusError, match="Cannot write"), locked(tmp_path / "file"):
+        pass
+
+
+def test_a_folder_that_was_made_for_nothing_goes(tmp_path: Path) -> None:
+    with pytest.raises(CitrusError, match="no such recipe"), locked(tmp_path / "a" / "b"), locked(tmp_path / "a" / "b"):
+        raise CitrusError("no such recipe")
+    assert names(tmp_path) == []
+    (tmp_path / "old").mkdir()
+    with locked(tmp_path / "old"), locked(tmp_path / "new"):
+        write_text(tmp_path / "new" / "a", "b")
+    assert names(tmp_path) == ["new", "old"]
+
+
+def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path) -> None:
+    """Else two processes could hold two files of one name."""
+    with (tmp_path / ".lock").open("w") as file:
+        (tmp_path / ".lock").unlink()
+        assert files._taken(file.fileno())

@@ -1,4 +1,4 @@
-"""The one exception that says a user gave Citrus something it cannot use."""
+"""The one exception that says a user gave Citrus something it cannot use, and how to tell others apart."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,8 +11,27 @@ class CitrusError(ValueError):
     """
 
 
-class SoundnessError(RuntimeError):
-    """An attack broke something certified: a bug in Citrus that stops the run. Please report it with its message."""
+class CannotWrite(CitrusError):
+    """A disk is full, or a folder may not be written: nothing that follows can be kept."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def code_of(stop: KeyboardInterrupt) -> int:
+    """The exit code of a command that was interrupted: 128 and the number of the signal."""
+    return 143 if isinstance(stop, Terminated) else 130
+
+
+MEMORY_WORDS = ("allocate memory", "not enough memory", "out of memory", "bad_alloc", "ALLOC_FAILED")
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """In Python, on the GPU, or in the CPU's allocator or a library, which have no exception of their own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

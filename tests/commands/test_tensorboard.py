@@ -1,6 +1,5 @@
 """`citrus train --log tensorboard`: event files that say what metrics.jsonl says, also after a stop and a resume."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from support.synthetic import blobs
 
 import citrus.commands.train as command
 from citrus.cli import main
+from citrus.files import read_lines
 from citrus.training import train
 
 SHORT = {"network": "mlp", "epochs": 4, "ramp-epochs": 1, "milestones": 1, "batch-size": 10, "test-images": 10}
@@ -31,8 +31,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def metrics() -> dict[str, list[tuple[int, float]]]:
     """Of each name in metrics.jsonl its (step, value), in the precision of event files."""
     points: dict[str, list[tuple[int, float]]] = {}
-    for line in Path("run/metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_lines(Path("run/metrics.jsonl"))[0]:
         for name in row.keys() - {"step"}:
             points.setdefault(name, []).append((row["step"], float(np.float32(row[name]))))
     return points

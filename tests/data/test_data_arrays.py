@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
+from support.limits import little_memory
 
 from citrus.data import load
 from citrus.errors import CitrusError
@@ -173,3 +174,12 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     objects = np.array([{"a": 1}] * 10, dtype=object)
     with pytest.raises(CitrusError, match="plain arrays"):
         load(save(tmp_path / "a.npz", images=objects, labels=LABELS))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_label_of_any_size_is_refused(tmp_path: Path, suffix: str) -> None:
+    """Found by `make fuzz`: the names of 10^18 classes take a while."""
+    labels = LABELS.astype(np.int64)
+    labels[4] = 10**18
+    with little_memory(), pytest.raises(CitrusError, match="but must be smaller than 100000"):
+        load(save(tmp_path / f"mine{suffix}", **split(BYTES, labels)))

@@ -1,12 +1,15 @@
 """TinyImageNet from small hand-made folders: both layouts of val, grey images, the cache, damage."""
 
 import builtins
+import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.limits import little_memory
 
 from citrus.data import load
 from citrus.errors import CitrusError
@@ -104,7 +107,7 @@ def test_a_changed_folder_is_read_again(tmp_path: Path, change: str) -> None:
     elif change == "removed":
         (folder / "train/n03/images/n03_2.JPEG").unlink()
     elif change == "replaced":
-        Image.fromarray(np.full((64, 64, 3), 5, np.uint8)).save(place / "n01_0.JPEG", format="BMP")
+        Image.fromarray(np.full((64, 64, 3), 5, np.uint8)).save(place / "n01_0.JPEG", format="PNG", compress_level=0)
     else:
         cache.write_bytes(cache.read_bytes()[:100])
     reds = load("tinyimagenet", tmp_path).train.images[:, 0, 0, 0].tolist()
@@ -190,4 +193,67 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(builtins, "__import__", without_pillow)
     with pytest.raises(CitrusError, match=r"citrus-uap\[images\]"):
+        load("tinyimagenet", tmp_path)
+
+
+@pytest.mark.parametrize("file", ["wnids.txt", "words.txt", "val/val_annotations.txt"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\n", b"a" * 5000 + b".JPEG\tn01\n", b"\0\tn01\n", b"../../x.JPEG\tn01\n"]
+)
+def test_lists_of_anything_are_refused(tmp_path: Path, file: str, content: bytes) -> None:
+    """Found by `make fuzz`."""
+    folder = write(tmp_path)
+    (folder / file).write_bytes(content)
+    if file == "words.txt" and content[:1] != b"\xff":
+        assert len(load("tinyimagenet", tmp_path).train) == 6  # words about other classes
+        return
+    with pytest.raises(CitrusError, match="tiny-imagenet-200"):
+        load("tinyimagenet", tmp_path)
+
+
+@pytest.mark.parametrize("wnid", ["..", "../../..", "/etc"])
+def test_classes_lie_in_the_folder(tmp_path: Path, wnid: str) -> None:
+    (write(tmp_path) / "wnids.txt").write_text(f"n01\n{wnid}\n")
+    with pytest.raises(CitrusError, match="no name of a folder"):
+        load("tinyimagenet", tmp_path)
+
+
+def test_links_to_nowhere_and_pipes_are_no_images(tmp_path: Path) -> None:
+    """A pipe would keep its reader waiting for ever."""
+    folder = write(tmp_path)
+    place = folder / "train/n01/images/n01_9.JPEG"
+    os.mkfifo(place)
+    with pytest.raises(CitrusError, match=r"n01_9\.JPEG is no file"):
+        load("tinyimagenet", tmp_path)
+    place.unlink()
+    place.symlink_to("nowhere.JPEG")
+    with pytest.raises(CitrusError, match=r"n01_9\.JPEG"):
+        load("tinyimagenet", tmp_path)
+
+
+def test_a_name_that_is_no_text_is_one_all_the_same(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    save(folder / "train/n01/images/\udcff.JPEG", 99)
+    assert load("tinyimagenet", tmp_path).train.labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
+
+
+def test_a_format_that_starts_programs_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow gives EPS files, whatever they are called, to Ghostscript."""
+    folder = write(tmp_path)
+    place = folder / "train/n01/images/n01_0.JPEG"
+    Image.new("RGB", (64, 64)).save(place, format="EPS")
+    with Image.open(place) as image:
+        assert image.format == "EPS"
+    with pytest.raises(CitrusError, match="cannot be read as an image"):
+        load("tinyimagenet", tmp_path)
+
+
+def test_a_picture_that_claims_gigapixels_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    place = folder / "train/n01/images/n01_0.JPEG"
+    content = bytearray(place.read_bytes())
+    content[16:24] = (1 << 30).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    place.write_bytes(content)
+    with little_memory(), pytest.raises(CitrusError, match="cannot be read as an image"):
         load("tinyimagenet", tmp_path)

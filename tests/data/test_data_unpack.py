@@ -94,3 +94,29 @@ def test_a_damaged_archive_is_named(tmp_path: Path, kind: str) -> None:
         archive.write_bytes(damaged)
         with pytest.raises(CitrusError, match="cannot be unpacked"):
             download.unpack(archive, tmp_path)
+
+
+def encrypted(content: bytes) -> bytes:
+    """The flag of every member, in both directories of the file."""
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        start = content.index(mark) + place
+        content = content[:start] + b"\1\0" + content[start + 2 :]
+    return content
+
+
+DAMAGE = {
+    "a zip with a password": ("zip", encrypted(zip_of({"a": b"1"}))),
+    "a zip of a later version": ("zip", zip_of({"a": b"1"}).replace(b"PK\1\2\x14\3\x14\0", b"PK\1\2\x14\3\xff\0")),
+    "a zip with a name that is empty": ("zip", zip_of({"/": b"1"}).replace(b"/PK", b"\0PK")),
+    "a tar with a zero in a name": ("tar.gz", tar_of({"a/" + "b" * 150 + "\0c": b"1"})),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_archives_that_python_stumbles_over_are_named(tmp_path: Path, name: str) -> None:
+    """Found by `make fuzz`: the libraries raise whatever they meet."""
+    kind, content = DAMAGE[name]
+    archive = tmp_path / f"bad.{kind}"
+    archive.write_bytes(content)
+    with pytest.raises(CitrusError, match="cannot be unpacked"):
+        download.unpack(archive, tmp_path)

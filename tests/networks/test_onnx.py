@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.limits import little_memory
 from torch import Tensor
 
 from citrus.errors import CitrusError
@@ -260,3 +261,51 @@ def test_unsupported(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "net.onnx", nodes)
     with pytest.raises(CitrusError, match=message):
         load_onnx(path)
+
+
+WIDE = ["wide", "high"]
+HUGE: dict[str, tuple[list[Any], tuple[Any, ...]]] = {
+    "padding of a convolution": (
+        [Make("Conv", ["x", "kernel"], ["y"], pads=[30_000] * 4)], (1, 2, 6, 6)
+    ),
+    "padding": ([Make("Pad", ["x", "pads"], ["y"])], (1, 2, 6, 6)),
+    "a window": (
+        [Make("AveragePool", ["x"], ["y"], kernel_shape=[40_000] * 2, pads=[20_000] * 4, count_include_pad=1)],
+        (1, 2, 6, 6)
+    ),
+    "images": ([Make("Flatten", ["x"], ["y"])], (1, 2, 1 << 20, 1 << 20)),
+    "images of negative size": ([Make("Flatten", ["x"], ["y"])], (1, 2, -6, -6)),
+    "constants joined again and again": (
+        [Make("Concat", [f"c{i}" if i else "long"] * 2, [f"c{i + 1}"], axis=0) for i in range(40)]
+        + [Make("Add", ["x", "c40"], ["y"])], (1, 2, 6, 6)
+    ),
+    "constants of two axes": ([Make("Add", WIDE, ["c"]), Make("Add", ["x", "c"], ["y"])], (1, 2, 6, 6)),
+    "products of constants": ([Make("MatMul", ["high", "wide"], ["c"]), Make("Add", ["x", "c"], ["y"])], (1, 2, 6, 6)),
+    "padding of a constant": ([Make("Pad", ["long", "far"], ["c"]), Make("Add", ["x", "c"], ["y"])], (1, 2, 6, 6)),
+    "a sparse constant": (
+        [
+            Make("Constant", [], ["c"], sparse_value=onnx.helper.make_sparse_tensor(
+                onnx.numpy_helper.from_array(np.ones(1, np.float32), "v"),
+                onnx.numpy_helper.from_array(np.zeros(1, np.int64), "i"), [1 << 40])),
+            Make("Add", ["x", "c"], ["y"]),
+        ],
+        (1, 2, 6, 6),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", HUGE)
+def test_small_files_that_claim_any_size_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by `make fuzz`."""
+    long = np.ones(100_000, np.float32)
+    held = {"wide": long[None], "high": long[:, None], "long": long, "far": np.array([0, 1 << 40])}
+    held |= {"kernel": weights(3, 2, 3, 3), "pads": np.array([0, 0, 30_000, 30_000] * 2)}
+    for key, array in held.items():
+        monkeypatch.setitem(CONSTANTS, key, array)
+    nodes, shape = HUGE[name]
+    with little_memory(), pytest.raises(CitrusError) as error:
+        load_onnx(write(tmp_path / "net.onnx", nodes, shape))
+    assert "allocate" not in str(error.value)  # refused before memory is asked for

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,35 @@ def test_public_networks(name: str) -> None:
     expected = np.concatenate([session.run(None, {value: image[None].numpy()})[0] for image in x])
     torch.testing.assert_close(loaded(x), torch.from_numpy(expected), rtol=1e-5, atol=3e-5)
     assert [type(n.op).__name__ for n in loaded.nodes].count("Scale") == 0
+
+
+def renamed(model: Any) -> None:
+    """The output is the input, and no node is needed."""
+    model.graph.output[0].name = model.graph.input[0].name
+
+
+def without_type(model: Any) -> None:
+    model.graph.node[0].attribute[0].ClearField("type")
+
+
+@pytest.mark.parametrize("change", [renamed, without_type])
+def test_files_that_the_format_does_not_allow_are_refused(change: Callable[[Any], None], path: Path) -> None:
+    """Found by `make fuzz`."""
+    with pytest.raises(CitrusError):
+        load_onnx(changed(path, change))
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "link"])
+def test_weights_outside_of_the_folder_are_not_read(place: str, path: Path) -> None:
+    (path.parent.parent / "secret").write_bytes(bytes(10_000))
+    (path.parent / "link").symlink_to(path.parent.parent / "secret")
+
+    def outside(model: Any) -> None:
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        entry = tensor.external_data.add()
+        entry.key, entry.value = "location", place
+
+    with pytest.raises(CitrusError, match="cannot be read as an ONNX file"):
+        load_onnx(changed(path, outside))

@@ -29,7 +29,7 @@ from support.synthetic import config, splits
 from citrus.cli import main
 from citrus.console import duration
 from citrus.errors import CitrusError
-from citrus.files import load_tensors, save_tensors
+from citrus.files import line_of, load_tensors, save_tensors
 from citrus.report import document
 from citrus.report.charts import count_axis, linear_axis, value_axis
 from citrus.report.read import read_runs
@@ -224,7 +224,7 @@ def test_hostile_names_stay_harmless(name: str, tmp_path: Path, capsys: pytest.C
     cascade = run / "certify" / "citrus-0.1-n5-dataset"
     lines = (cascade.parent / f"{cascade.name}.jsonl").read_text().splitlines()
     stage = {**json.loads(lines[1]), "stages": {name: 5}, "note": name}
-    (cascade.parent / f"{cascade.name}.jsonl").write_text("\n".join([lines[0], json.dumps(stage), *lines[2:]]))
+    (cascade.parent / f"{cascade.name}.jsonl").write_text("\n".join([lines[0], line_of(stage), *lines[2:]]))
     assert main(["report", str(run), str(write_run(tmp_path / "other")), "--out", str(tmp_path / "out")]) == 0
     assert "\x1b" not in capsys.readouterr().out
     html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -293,7 +293,7 @@ def test_a_line_that_is_no_row_is_left_out_and_said(tmp_path: Path) -> None:
     """Its images are not counted, neither as proved nor as open."""
     file = write_certification(tmp_path / "one", 0.1, 5)
     asked, first, *others = file.read_text().splitlines()
-    damaged = json.dumps({**json.loads(first), "certified": -5})
+    damaged = line_of({**json.loads(first), "certified": -5})
     file.write_text("\n".join([asked, damaged, *others]))
     assert "one line is half-written or damaged" in missing(tmp_path / "one")
     found = {row[0]: row[1] for row in tables(tmp_path / "one")[HEADLINE]}
@@ -307,7 +307,7 @@ def test_unfinished_groups_without_misclassified_images_count_up_to_the_last(tmp
     lines[0]["grouping"] = "correct"
     for line in lines[1:]:
         line["index"] = [2 * place for place in line["index"]]
-    file.write_text("\n".join(map(json.dumps, lines)))
+    file.write_text("".join(map(line_of, lines)))
     assert "39 of 40 images so far" in missing(tmp_path)
 
 
@@ -389,7 +389,7 @@ def test_a_value_of_another_kind_is_told_and_left_out(victim: str, tmp_path: Pat
     first, *others = (run / victim).read_text().splitlines()
     for key in KNOWN[victim]:
         for value in (None, [1], float("nan"), 10**400):
-            (run / victim).write_text("\n".join([json.dumps({**json.loads(first), key: value}), *others]))
+            (run / victim).write_text("\n".join([line_of({**json.loads(first), key: value}), *others]))
             assert re.search(rf"{Path(victim).name}\b.* damaged and left out", missing(run)), (key, value)
             assert HEADLINE in tables(run)
 
@@ -528,3 +528,43 @@ def test_configuration_and_environment(tmp_path: Path) -> None:
     assert ["command", "citrus train quickstart --out 'my runs/one'"] in found["Environment"]
     assert ["uncommitted changes", "a diff of 2 lines"] in found["Environment"]
     assert ["gpu", "none"] in found["Environment"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shown": torch.tensor([99] * 20)},
+        {"shown": torch.tensor([], dtype=torch.int64)},
+        {"groups": torch.full((20,), 77)},
+        {"labels": torch.zeros(0, dtype=torch.int64)},
+        {"labels": torch.full((20,), -(1 << 40))},
+        {"perturbed": torch.full((20,), 1 << 60)},
+        {"clean": torch.zeros(4, 5, dtype=torch.int64)},
+        {"classes": 5},
+        {"group_size": "5"},
+    ],
+)
+def test_a_perturbation_that_names_what_is_not_there_is_left_out(change: dict[str, Any], tmp_path: Path) -> None:
+    """Found by `make fuzz`."""
+    run = write_run(tmp_path / "one")
+    file = run / "uap" / "0.1.safetensors"
+    tensors, header = load_tensors(file)
+    tensors |= {name: value for name, value in change.items() if isinstance(value, torch.Tensor)}
+    header |= {name: value for name, value in change.items() if not isinstance(value, torch.Tensor)}
+    save_tensors(file, tensors, header)
+    assert "uap/0.1.safetensors is damaged" in missing(run)
+
+
+def test_a_folder_where_a_file_should_be_is_no_file(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    (run / "summary.json").unlink()
+    (run / "summary.json").mkdir()
+    assert HEADLINE in tables(run)
+
+
+def test_a_single_epoch_of_an_enormous_number_is_drawn(tmp_path: Path) -> None:
+    """Found by `make fuzz`: one more and one less are the same number."""
+    run = write_run(tmp_path / "one")
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    (run / "metrics.jsonl").write_text(json.dumps(first | {"epoch": 1 << 63}) + "\n")
+    assert HEADLINE in tables(run)

@@ -27,7 +27,7 @@ def make_entry(blobs_file: str) -> Callable[..., Entry]:
     """An entry by its method, certified on the groups of five that the attack after training sees."""
 
     def make(method: str, on: Any = "test", source: dict[str, Any] | None = None, **changes: Any) -> Entry:
-        settings = CertifySettings(grouping="dataset", budget=0.05, attack=Ascent(steps=5, restarts=2))
+        settings = CertifySettings(5, grouping="dataset", budget=0.05, attack=Ascent(steps=5, restarts=2))
         made = config(method, data=blobs_file, **changes)
         return Entry(method, made, (settings,), images=10, on=on, source=source or {})
 

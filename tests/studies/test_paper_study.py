@@ -11,6 +11,7 @@ import pytest
 
 from citrus.cli import main
 from citrus.commands import bench
+from citrus.files import line_of
 from citrus.methods import Citrus, CitrusSI
 from citrus.report.document import ABSENT
 from citrus.studies import Entry, Study, engine, read_rows
@@ -214,8 +215,8 @@ def test_the_loss_of_boxes_is_the_mean_over_the_epoch_and_kept(scale: PaperScale
     assert [row["mean"] for row in sheet.rows] == [f"{sum(values) / 3:.4f}" for values in series]
     assert make_paper(scale, study, ["figure-loss"]) == [sheet]
     lines = (study.out / "rows.jsonl").read_text().splitlines()
-    changed = [json.dumps(json.loads(text) | {"same": [7.0]}) if '"losses"' in text else text for text in lines]
-    (study.out / "rows.jsonl").write_text("".join(f"{text}\n" for text in changed))
+    changed = [json.loads(text) | ({"same": [7.0]} if '"losses"' in text else {}) for text in lines]
+    (study.out / "rows.jsonl").write_text("".join(map(line_of, changed)))
     [again] = make_paper(scale, study, ["figure-loss"])
     assert again.rows[0]["mean"] == "7.0000", "it is read, not computed again"
 

@@ -127,3 +127,30 @@ def test_the_table_of_runs_shows_failed_and_planned_ones() -> None:
         ["b", "quickstart", "", ABSENT, ABSENT, ABSENT, "no / luck at all"],
         ["c", "quickstart", "", ABSENT, ABSENT, ABSENT, "planned"],
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '[{"name": "a", "recipe": 3}]',
+        '[{"name": "a", "recipe": null}]',
+        '[{"name": "a", "recipe": {"b": 1}}]',
+        "[{}]",
+        "3",
+    ],
+)
+def test_a_file_that_is_no_plan_is_told(text: str, tmp_path: Path) -> None:
+    """Found by `make fuzz`."""
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(CitrusError, match=r"plan\.json"):
+        read_plan(tmp_path / "plan.json")
+    with pytest.raises(CitrusError, match="is no list of runs"):
+        read_plan(tmp_path)
+
+
+def test_a_certification_that_proves_nothing_is_no_line_of_the_table() -> None:
+    """Such as those of attacks alone in results/certifications.jsonl."""
+    about = {"study": "s", "name": "a"}
+    sheet = runs_sheet([{"kind": "run", **about}, {"kind": "certification", **about, "attack": 5.0}])
+    assert "a" in sheet.markdown()

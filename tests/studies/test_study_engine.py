@@ -1,5 +1,6 @@
 """The engine for many runs: nothing is done twice, and stops, crashes and errors lose nothing that was finished."""
 
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ import torch
 
 from citrus.certify import CertifySettings
 from citrus.data import load
-from citrus.errors import SoundnessError
+from citrus.errors import CannotWrite, CitrusError
 from citrus.methods import METHODS, MethodLoss
 from citrus.studies import Entry, Listener, Study, StudyResult, engine, read_rows, run_study
 from citrus.training import Events, Stopped, load_run, train
@@ -178,18 +179,61 @@ def test_groups_that_failed_are_an_error_but_the_run_is_kept(
     assert kinds(one) == [("run", "standard"), ("certification", "standard"), ("certification", "standard")]
 
 
-def test_certified_beyond_an_attack_ends_the_study_and_is_no_row(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certified_beyond_an_attack_is_an_error_of_its_entry(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     certify_into = engine.certify_into
 
-    def too_much(*arguments: Any) -> Any:
-        found = certify_into(*arguments)
+    def too_much(out: Path, *arguments: Any) -> Any:
+        found = certify_into(out, *arguments)
         rows = tuple(replace(row, certified=row.correct + 1) for row in found.rows)
-        return replace(found, rows=rows * 20)
+        return replace(found, rows=rows * 20) if out.parent.name == "standard" else found
 
     monkeypatch.setattr(engine, "certify_into", too_much)
-    with pytest.raises(SoundnessError, match="an attack leaves"):
-        run_study(study)
-    assert kinds(study) == [("run", "standard")]
+    first, *others = run_study(study)
+    assert "and yet the perturbations in" in first.error
+    assert not any(result.error for result in others)
+
+
+def test_an_attack_that_breaks_a_proof_is_an_error_of_its_entry(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(config: Any, folder: Path, **settings: Any) -> Any:
+        run = train(config, folder, **settings)
+        assert run.evaluation
+        wrong = replace(run.evaluation, errors=2)
+        return replace(run, evaluation=wrong) if folder.name == "standard" else run
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "train", broken)
+        first, *others = run_study(study)
+    assert "fools 2 images that are certified" in first.error
+    assert not any(result.error for result in others)
+    assert not any(result.error for result in run_study(study))
+
+
+def test_a_disk_that_is_full_ends_a_study_and_is_no_result(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry would fail, after all its work."""
+    begun: list[str] = []
+
+    def full(config: Any, folder: Path, **settings: Any) -> Any:
+        begun.append(folder.name)
+        raise CannotWrite("Cannot write checkpoints/last.safetensors: No space left on device.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "train", full)
+        with pytest.raises(CannotWrite, match="No space left"):
+            run_study(study)
+    assert begun == ["standard"]
+    assert kinds(study) == []
+    assert not any(result.error for result in run_study(study))
+
+
+def test_a_study_that_another_process_makes_is_refused(study: Study) -> None:
+    study.out.mkdir(parents=True)
+    with (study.out / ".lock").open("w") as other:
+        other.write("process 1 on elsewhere")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CitrusError, match="is being written by process 1 on elsewhere"):
+            run_study(study)
+    assert not (study.out / "rows.jsonl").exists()
 
 
 def test_a_configuration_that_changed_does_not_take_over_the_old_run(study: Study) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +77,30 @@ def test_a_file_belongs_to_one_question(tmp_path: Path) -> None:
     with pytest.raises(CitrusError, match=r"\(study differ\)"):
         StudyRows(path, "t").claim({"eps": 0.1})
     assert len(json.loads(path.read_text().splitlines()[0])["sizes"]) == 2
+
+
+ROW: dict[str, Any] = {"kind": "run", "study": "s", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"kind": "run", "name": "a"},
+        {"study": "s", "name": "a"},
+        {**ROW, "study": None},
+        {**ROW, "name": {"a": 1}},
+        {**ROW, "set": None},
+        {**ROW, "failed": 0.5},
+        {**ROW, "train_seconds": "long"},
+        {**ROW, "certified": 10**400},
+        {**ROW, "images": float("nan")},
+        {"id": 3},
+    ],
+)
+def test_rows_that_nobody_can_use_are_told(tmp_path: Path, row: dict[str, Any]) -> None:
+    """Found by `make fuzz`."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(CitrusError, match=r"rows\.jsonl holds a line that is no row"):
+        StudyRows(path, "s")

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from faults.damage import moved_twice
 from support.synthetic import config, splits
 
 import citrus.training.step as step_module
 from citrus.errors import CitrusError
-from citrus.methods import IBP, UAT, Batch, MethodLoss
+from citrus.methods import IBP, METHODS, UAT, Batch, MethodLoss
 from citrus.methods.base import in_pieces
 from citrus.networks.kernels import compiling
 from citrus.training import Trainer
@@ -90,16 +91,29 @@ class Hungry(IBP):
 
     limit: int = 4
     asked: ClassVar[list[int]] = []
+    error: ClassVar[Exception] = torch.OutOfMemoryError("pretended")
 
     def loss(self, batch: Batch) -> MethodLoss:
         self.asked.append(batch.max_boxes)
         if batch.max_boxes > self.limit:
-            raise torch.OutOfMemoryError("pretended")
+            raise self.error
         return super().loss(batch)
 
 
-def test_a_step_that_runs_out_of_memory_is_repeated_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError("no room"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    ],
+    ids=["cuda", "python", "cpu"],
+)
+def test_a_step_that_runs_out_of_memory_is_repeated_in_smaller_pieces(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Hungry.asked.clear()
+    monkeypatch.setattr(Hungry, "error", error)
     settings = config("ibp")
     hungry = finished(replace(settings, method=Hungry(limit=4)))
     assert hungry.training_step.max_boxes == 2  # 10, 5, 2
@@ -131,6 +145,33 @@ def test_a_repeated_step_begins_with_what_the_method_had_kept() -> None:
         assert torch.equal(first, second)
     assert torch.equal(weights(plain), weights(hungry))
     assert all(torch.equal(v, hungry.state()[0][k]) for k, v in plain.state()[0].items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_moves_anything_twice_when_memory_runs_out(name: str) -> None:
+    """In the second of four steps at full eps: weights, moments and what the method keeps are those of one step."""
+    made = config(name, epochs=2, warmup_epochs=0, ramp_epochs=0, milestones=(), batch_size=30)
+    assert moved_twice(made, 1, MemoryError()) == []
+
+
+def test_a_step_that_fails_in_another_way_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hungry.asked.clear()
+    monkeypatch.setattr(Hungry, "error", RuntimeError("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        finished(replace(config("ibp"), method=Hungry(limit=4)))
+    assert len(Hungry.asked) == 1
+
+
+def test_a_step_that_has_moved_weights_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would move them twice."""
+
+    def hungry(*_: Any) -> None:
+        raise MemoryError
+
+    trainer = Trainer(config("ibp"), splits())
+    monkeypatch.setattr(step_module, "update_running", hungry)
+    with pytest.raises(CitrusError, match="Memory ran out while step 0 moved the weights"):
+        next(trainer.steps())
 
 
 def test_memory_that_never_suffices_is_an_error_that_says_what_to_do() -> None:

@@ -264,3 +264,10 @@ def test_a_configuration_cannot_be_changed_in_place() -> None:
 
 def test_the_training_radius_is_eps_times_its_factor() -> None:
     assert replace(CONFIG, eps=0.3, eps_factor=4 / 3).train_eps == pytest.approx(0.4)
+
+
+def test_a_deep_file_is_refused(tmp_path: Path) -> None:
+    """Found by `make fuzz`."""
+    (tmp_path / "config.json").write_text('{"data": ' + "[" * 100_000)
+    with pytest.raises(CitrusError, match="Cannot read the configuration"):
+        read_config(tmp_path)

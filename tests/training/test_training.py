@@ -1,7 +1,9 @@
 """The loop as a whole: it learns, it resumes exactly, and it loses nothing when something goes wrong."""
 
+import fcntl
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from support.synthetic import config, splits
 from torch import nn
 
 from citrus.errors import CitrusError
-from citrus.files import load_tensors
+from citrus.files import load_tensors, read_lines, save_tensors
 from citrus.methods import METHODS
 from citrus.training import Stopped, Trainer, load_run, train
 from citrus.training import run as run_module
@@ -28,8 +30,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(path: Path) -> list[dict[str, float]]:
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    found, broken = read_lines(path / "metrics.jsonl")
+    assert not broken
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
 
 
 def assert_same_run(a: Path, b: Path) -> None:
@@ -115,6 +118,50 @@ def test_ctrl_c_keeps_the_state(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="step 1 of 18"):
         train(config(), tmp_path, splits=splits(), events=run_module.Events(on_step=interrupt))
     assert load_tensors(tmp_path / "checkpoints" / "last.safetensors")[1]["step"] == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_code_says_which_signal_came(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    def stop(progress: object) -> None:
+        os.kill(os.getpid(), number)
+
+    with pytest.raises(Stopped) as stopped:
+        train(config(), tmp_path, splits=splits(), events=run_module.Events(on_step=stop))
+    assert stopped.value.code == code
+    assert pickle.loads(pickle.dumps(stopped.value)).code == code
+
+
+@pytest.mark.parametrize("damage", [b"", b"{\n", b"\xff"], ids=["gone", "no row", "no text"])
+def test_metrics_that_are_damaged_are_made_anew_from_the_checkpoint(damage: bytes, tmp_path: Path) -> None:
+    settings = config("standard")
+    with pytest.raises(Stopped):
+        train(settings, tmp_path / "parts", splits=splits(), stop_after=13)
+    (tmp_path / "parts" / "metrics.jsonl").write_bytes(damage)
+    train(settings, tmp_path / "parts", splits=splits(), resume=True)
+    train(settings, tmp_path / "whole", splits=splits())
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_checkpoint_of_an_older_version_has_its_metrics_in_the_file(tmp_path: Path) -> None:
+    settings, checkpoint = config("standard"), tmp_path / "parts" / "checkpoints" / "last.safetensors"
+    with pytest.raises(Stopped):
+        train(settings, tmp_path / "parts", splits=splits(), stop_after=13)
+    tensors, header = load_tensors(checkpoint)
+    assert len(header.pop("metrics")) == 2
+    save_tensors(checkpoint, tensors, header)
+    train(settings, tmp_path / "parts", splits=splits(), resume=True)
+    train(settings, tmp_path / "whole", splits=splits())
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as other:
+        other.write("process 1 on elsewhere")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CitrusError, match="is being written by process 1 on elsewhere"):
+            train(config(), tmp_path, splits=splits())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_training_learns_and_certifies(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ may be given: an array `classes` in the .npz file, a JSON list `classes` in the 
 """
 
 import json
+import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,9 @@ SUFFIXES = (".npz", ".safetensors")
 KINDS = (("train_images", "train_labels", "test_images", "test_labels"), ("images", "labels"))
 TEST_SHARE = 0.2
 SAVE_AGAIN = "save it again"
+LARGEST_LABEL = 100_000
+BOMB = (1 << 30, 100)
+"""An archive of more bytes than this, and of so many times its size, is made to fill the memory."""
 
 Arrays = tuple[dict[str, np.ndarray], tuple[str, ...]]
 """Arrays by name, and the names of the classes where the file gives them."""
@@ -52,8 +57,25 @@ def _read_npz(path: Path) -> Arrays:
     # Opened here, since np.load does not close a file in which it finds no archive.
     opened = reading(path, "an .npz file of plain arrays", SAVE_AGAIN)
     with opened, path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files if key in (*KINDS[0], *KINDS[1], "classes")}
+        wanted = [key for key in file.files if key in (*KINDS[0], *KINDS[1], "classes")]
+        _check_claims(file.zip, wanted)
+        arrays = {key: file[key] for key in wanted}
     return arrays, tuple(str(name) for name in arrays.pop("classes", np.array([])).ravel())
+
+
+def _check_claims(archive: zipfile.ZipFile, wanted: list[str]) -> None:
+    """What is wanted of an archive fits into memory if the archive does, and arrays have the numbers they announce."""
+    members = [member for member in archive.infolist() if member.filename.removesuffix(".npy") in wanted]
+    size, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
+    if size > BOMB[0] and size > BOMB[1] * packed:
+        raise ValueError(f"it unpacks to {size} bytes, {size // max(packed, 1)} times its size")
+    for member in members:
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, kind = header(file)
+        if math.prod(shape) * kind.itemsize > member.file_size:
+            raise ValueError(f"{member.filename} announces {shape} of {kind} in {member.file_size} bytes")
 
 
 def _read_safetensors(path: Path) -> Arrays:
@@ -100,4 +122,6 @@ def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
 def _labels(array: np.ndarray, where: str) -> Tensor:
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
         raise CitrusError(f"{where} are {array.dtype} of shape {array.shape}, but must be one integer for each image.")
+    if array.max() >= LARGEST_LABEL:
+        raise CitrusError(f"{where} go up to {array.max()}, but must be smaller than {LARGEST_LABEL}.")
     return torch.from_numpy(array.astype(np.int64))

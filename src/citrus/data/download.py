@@ -12,9 +12,9 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from citrus.data import places
 from citrus.data.places import ORIGINALS, Download
@@ -24,6 +24,8 @@ Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in 
 
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 18
+LARGEST = 1 << 32
+"""Bytes in all that an archive may unpack to; the largest data set has 0.3 GB."""
 
 
 class _Failed(Exception):
@@ -110,23 +112,54 @@ def _served(url: str, size: int) -> Iterator[bytes]:
 
 
 def unpack(archive: Path, root: Path) -> None:
-    """Unpack `archive` into `root`, refusing paths that leave it. All or nothing: unpacked aside, then moved."""
+    """Unpack `archive` into `root`, refusing paths that leave it, links, and more bytes than any data set has. All or
+    nothing: unpacked aside, then moved."""
     try:
         with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as aside:
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as pack:
-                    for member in pack.namelist():
-                        target = Path(os.path.normpath(Path(aside, member.replace("\\", "/"))))
-                        if not target.is_relative_to(aside):
-                            raise CitrusError(f"{archive} holds the path {member!r}, which leads out of its folder.")
-                    pack.extractall(aside)
-            else:
-                with tarfile.open(archive) as pack:
-                    pack.extractall(aside, filter="data")
+            (_unzip if archive.suffix == ".zip" else _untar)(archive, aside)
             for top in list(Path(aside).iterdir()):
                 _move(top, root / top.name)
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except CitrusError:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way
         raise CitrusError(f"{archive} cannot be unpacked into {root}: {error}.") from error
+
+
+def _unzip(archive: Path, aside: str) -> None:
+    with zipfile.ZipFile(archive) as pack:
+        size = sum(member.file_size for member in pack.infolist())
+        if size > LARGEST:
+            raise ValueError(f"it unpacks to {size} bytes")
+        for name in pack.namelist():
+            target = Path(os.path.normpath(Path(aside, name.replace("\\", "/"))))
+            if not target.is_relative_to(aside):
+                raise CitrusError(f"{archive} holds the path {name!r}, which leads out of its folder.")
+        pack.extractall(aside)
+
+
+class _Member(tarfile.TarInfo):
+    """What describes another member, such as a long name, is read into memory whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > CHUNK:
+            raise tarfile.ReadError(f"it describes a member in {member.size} bytes")
+        return member
+
+
+def _untar(archive: Path, aside: str) -> None:
+    size = 0
+
+    def plain(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+        nonlocal size
+        size += member.size
+        if size > LARGEST or not (member.isreg() or member.isdir()):
+            raise ValueError(f"{member.name!r} is a link or a device, or it unpacks to {size} bytes")
+        return tarfile.data_filter(member, folder)
+
+    with tarfile.open(archive, tarinfo=_Member) as pack:
+        pack.extractall(aside, filter=plain)
 
 
 def _move(source: Path, target: Path) -> None:

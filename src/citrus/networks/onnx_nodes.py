@@ -6,7 +6,6 @@ every shape here; where a file computes with shapes, it counts as 0, which Resha
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,101 +13,35 @@ import torch
 from torch import Tensor
 
 from citrus.errors import CitrusError
-from citrus.networks.graph import average_pool
-from citrus.networks.operations import Add, Conv, Flatten, Linear, Node, Operation, Relu, Scale
+from citrus.networks.graph import average_pool, unit_of
+from citrus.networks.onnx_program import Array, Call, Program, first_line
+from citrus.networks.operations import Add, Conv, Flatten, Linear, Operation, Relu, Scale
 
-SUPPORTED = (
-    "Conv, Gemm, MatMul with a constant, BatchNormalization, Relu, AveragePool, Pad, Flatten, Reshape that flattens, "
-    "Transpose that moves nothing, Add of two branches, Add, Sub, Mul and Div with a constant, Identity, Dropout"
-)
 KEEPS_BATCH_AXIS = ("Identity", "Cast", "Unsqueeze", "Gather", "Concat")  # of shapes, where it stands as 0
+FOLDED = (
+    "Constant",
+    "Relu",
+    "Reshape",
+    "Transpose",
+    "Flatten",
+    "Dropout",
+    "Gemm",
+    "MatMul",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+)
+"""With these, what is done to constants alone."""
 ZERO = torch.zeros((), dtype=torch.float64)
-Array = np.ndarray[Any, Any]
 
 
-@dataclass
-class Program:
-    """What has been read so far: constants, and the values that depend on the image as a list of operations."""
-
-    model: Any
-    """The whole ONNX file."""
-    batch: int | None
-    """The batch size that it was exported for, None if it is free."""
-    shapes: list[tuple[int, ...]]
-    """Of every value; value 0 is the image."""
-    values: dict[str, int] = field(default_factory=dict)
-    constants: dict[str, Array] = field(default_factory=dict)
-    from_shape: set[str] = field(default_factory=set)
-    """Constants in which the batch axis may stand as 0."""
-    nodes: list[Node] = field(default_factory=list)
-
-    def append(self, op: Operation, inputs: tuple[int, ...], name: str) -> int:
-        # The shape is found by running the operation: cheap on one image, and it refuses weights that do not fit.
-        result = op(*(torch.zeros(1, *self.shapes[i], dtype=torch.float64) for i in inputs))
-        self.shapes.append(tuple(result.shape[1:]))
-        self.nodes.append(Node(op, inputs, name, self.shapes[-1]))
-        return len(self.nodes)
-
-
-class Call:
-    """One ONNX node with its attributes, and the questions its reader asks."""
-
-    def __init__(self, node: Any, place: int, program: Program) -> None:
-        from onnx.helper import get_attribute_value
-
-        self.node, self.program = node, program
-        self.kind: str = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-        self.inputs: list[str] = list(node.input)
-        self.output: str = node.output[0]
-        self.name: str = node.name or f"{self.kind}_{place}"
-        self.where = f"Node {place}, {self.kind} {node.name or self.output!r},"
-        self.attributes: dict[str, Any] = {a.name: get_attribute_value(a) for a in node.attribute}
-        if self.kind not in (*OPERATIONS, *KEEPS_BATCH_AXIS, "Constant", "Shape"):
-            raise self.refuse("is not supported")
-
-    def refuse(self, problem: str) -> CitrusError:
-        return CitrusError(f"{self.where} {problem}; supported: {SUPPORTED}.")
-
-    def data(self) -> tuple[int, ...]:
-        """The values that depend on the image."""
-        return tuple(self.program.values[name] for name in self.inputs if name in self.program.values)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the first of them."""
-        return self.program.shapes[self.data()[0]]
-
-    def has(self, i: int) -> bool:
-        return i < len(self.inputs) and self.inputs[i] != ""
-
-    def constant(self, i: int, shapes: bool = False) -> Array:
-        name = self.inputs[i]
-        if name not in self.program.constants or (name in self.program.from_shape and not shapes):
-            raise self.refuse(f"needs a constant, but its input {name!r} is computed")
-        return self.program.constants[name]
-
-    def weight(self, i: int) -> Tensor:
-        array = self.constant(i)
-        if array.dtype.kind != "f":
-            raise self.refuse(f"has weights {self.inputs[i]!r} of type {array.dtype}, not floating-point numbers")
-        if not np.isfinite(array).all():
-            raise self.refuse("has weights that are NaN or infinite")
-        return torch.from_numpy(np.array(array, dtype=np.float64))
-
-    def pair(self, key: str) -> tuple[int, int]:
-        values = list(self.attributes.get(key, (1, 1)))
-        if len(values) != 2:
-            raise self.refuse(f"has {key} {values}, but only images with two axes are known")
-        return int(values[0]), int(values[1])
-
-    def padding(self) -> tuple[int, int]:
-        auto = self.attributes.get("auto_pad", b"NOTSET").decode()
-        pads = [int(size) for size in self.attributes.get("pads", [0, 0, 0, 0])]
-        if auto not in ("NOTSET", "VALID"):
-            raise self.refuse(f"has auto_pad {auto}, but padding must be written as numbers")
-        if len(pads) != 4 or pads[:2] != pads[2:]:
-            raise self.refuse(f"has pads {pads}, but padding must be equal on opposite sides")
-        return (pads[0], pads[1]) if auto == "NOTSET" else (0, 0)
+def called(node: Any, place: int, program: Program) -> Call:
+    """A node whose kind is known."""
+    call = Call(node, place, program)
+    if call.kind not in (*OPERATIONS, *KEEPS_BATCH_AXIS, "Constant", "Shape"):
+        raise call.refuse("is not supported")
+    return call
 
 
 def read(call: Call) -> None:
@@ -133,10 +66,6 @@ def read(call: Call) -> None:
         raise call.refuse(f"cannot take {given} ({first_line(error)})") from error
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
 def _fold_constant(call: Call) -> Array:
     """Constants that are made from constants, and what exporters write to compute a shape."""
     from onnx import helper
@@ -149,9 +78,23 @@ def _fold_constant(call: Call) -> Array:
             raise call.refuse("computes with shapes in a way that is not supported (export with constants folded)")
         call.program.from_shape.add(call.output)
     opsets = call.program.model.opset_import
+    call.program.limit(_folded(call, [feeds[name] for name in call.inputs if name]), kept=True)
     function = helper.make_function("citrus", "constant", list(feeds), [call.output], [call.node], opsets)
     (array,) = ReferenceEvaluator(function).run(None, feeds, attributes={})
     return np.asarray(array)
+
+
+def _folded(call: Call, given: list[Array]) -> int:
+    """How many numbers a constant that is made from constants has at most."""
+    sizes = [array.size for array in given]
+    if call.kind not in (*FOLDED, *KEEPS_BATCH_AXIS) or "sparse_value" in call.attributes:
+        raise call.refuse("computes with constants in a way that is not supported (export with constants folded)")
+    if call.kind in ("Add", "Sub", "Mul", "Div"):
+        return math.prod(np.broadcast_shapes(*(array.shape for array in given)))
+    if call.kind in ("Gemm", "MatMul", "Gather"):
+        shared = 1 if call.kind == "Gather" else min((*given[0].shape, *given[1].shape), default=1)
+        return sizes[0] * sizes[1] // max(shared, 1)
+    return sum(sizes)
 
 
 def _conv(call: Call) -> Operation:
@@ -175,7 +118,7 @@ def _linear(call: Call) -> Operation:
         if given.numel() not in (1, len(weight)) or given.shape[:-1].numel() > 1:
             raise call.refuse(f"has a bias of shape {tuple(given.shape)} for {len(weight)} outputs")
         bias = given.reshape(-1).expand(len(weight)) * call.attributes.get("beta", 1.0)
-    return Linear(weight.contiguous() * call.attributes.get("alpha", 1.0), bias)
+    return Linear(weight.contiguous() * call.attributes.get("alpha", 1.0), bias, off=unit_of(weight))
 
 
 def _batch_norm(call: Call) -> Operation:
@@ -184,7 +127,8 @@ def _batch_norm(call: Call) -> Operation:
     gamma, beta, mean, variance = (call.weight(i).view(call.shape[0]) for i in range(1, 5))
     scale = gamma / (variance + call.attributes.get("epsilon", 1e-5)).sqrt()
     shape = (-1,) + (1,) * (len(call.shape) - 1)
-    return Scale(scale.view(shape), (beta - mean * scale).view(shape))
+    mass = beta.abs() + (mean * scale).abs()
+    return Scale(scale.view(shape), (beta - mean * scale).view(shape), mass.view(shape), off=unit_of(scale))
 
 
 def _arithmetic(call: Call) -> Operation:
@@ -206,7 +150,7 @@ def _arithmetic(call: Call) -> Operation:
             return Scale(value, one * 0)
     if not constant_second or (value == 0).any():
         raise call.refuse("divides by zero" if constant_second else "divides a constant by a computed value")
-    return Scale(1 / value, one * 0)
+    return Scale(1 / value, one * 0, off=unit_of(value))
 
 
 def _broadcast(call: Call, value: Tensor) -> Tensor:
@@ -221,7 +165,11 @@ def _average_pool(call: Call) -> Operation:
     without = any(padding) and not call.attributes.get("count_include_pad", 0)
     if without or call.attributes.get("ceil_mode", 0) or call.pair("dilations") != (1, 1):
         raise call.refuse("uses " + ("padding without count_include_pad" if without else "ceil_mode or dilations"))
-    return average_pool(call.shape[0], call.pair("kernel_shape"), call.pair("strides"), padding, ZERO)
+    kernel = call.pair("kernel_shape")
+    if any(size > side + 2 * pad for size, side, pad in zip(kernel, call.shape[1:], padding, strict=True)):
+        raise call.refuse(f"averages {kernel} of {call.shape}")
+    call.program.limit(call.shape[0] * math.prod(kernel), kept=True)
+    return average_pool(call.shape[0], kernel, call.pair("strides"), padding, ZERO)
 
 
 def _pad(call: Call) -> Operation | None:
@@ -266,8 +214,7 @@ def _transpose(call: Call) -> Operation | None:
     if order[0] == 0 and moved == sorted(moved):  # only axes of size 1 change places: every number stays where it is
         if after == call.shape:
             return None
-        readers = {node.op_type for node in call.program.model.graph.node if call.output in node.input}
-        if readers <= {"Flatten", "Reshape"}:
+        if call.program.readers[call.output] <= {"Flatten", "Reshape"}:
             return Flatten()
     raise call.refuse(f"permutes the axes of (batch, {str(call.shape)[1:-1]}) to {order}")
 

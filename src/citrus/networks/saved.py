@@ -8,6 +8,7 @@ network = load_network("net.onnx", mean=(0.1307,), std=(0.3081,))
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from citrus.errors import CitrusError, suggest
@@ -18,6 +19,7 @@ from citrus.networks.zoo import cards
 
 MODEL = "model.safetensors"
 """The network of a run folder."""
+LARGEST = 1 << 20  # channels, height, width or classes
 
 
 def load_network(
@@ -70,4 +72,28 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     made = header.get("network")
     if not isinstance(made, dict) or made.keys() != {"name", "shape", "classes", "mean", "std"}:
         raise CitrusError(f"{path} holds no network of Citrus.")
+    name, shape, classes, mean, std = (made[key] for key in ("name", "shape", "classes", "mean", "std"))
+    sizes = all(isinstance(v, list) for v in (shape, mean, std)) and len(shape) == 3 and isinstance(name, str)
+    counts = sizes and all(type(n) is int and 0 < n < LARGEST for n in (*shape, classes))
+    if not counts or not all(type(x) in (int, float) and abs(x) < 1e30 for x in (*mean, *std)):
+        raise CitrusError(f"{path} holds no network of Citrus: it describes one that cannot be.")
+    _check_fit(path, tensors, made)
     return tensors, made
+
+
+def _check_fit(path: Path, tensors: dict[str, Tensor], made: dict[str, Any]) -> None:
+    """Whether the weights are those of the network; it is not made before that, since it may claim any size."""
+    with torch.device("meta"):
+        wanted = build(**made).state_dict()
+    for name in sorted({*wanted, *tensors}):
+        one, other = wanted.get(name), tensors.get(name)
+        if (
+            one is None
+            or other is None
+            or (one.shape, one.is_floating_point())
+            != (
+                other.shape,
+                other.is_floating_point(),
+            )
+        ):
+            raise CitrusError(f"{path} is damaged: its weights {name!r} are not those of the network it describes.")

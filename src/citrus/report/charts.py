@@ -41,7 +41,7 @@ class Axis:
         """Where a value lies, in percent of the axis."""
         scale = math.log if self.logarithmic else float
         low, high = scale(self.low), scale(self.high)
-        return 100 * (scale(value) - low) / (high - low)
+        return 100 * (scale(value) - low) / ((high - low) or 1.0)  # numbers may be too large to differ by 1
 
 
 def series(number: int, text: str = "") -> Key:

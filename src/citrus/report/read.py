@@ -167,7 +167,7 @@ def _is_trained(path: Path) -> bool:
 
 def _object(path: Path, missing: list[Missing], *needed: str) -> dict[str, Any]:
     """What a JSON file holds, with the fields that are needed; nothing where it is not there, or damaged."""
-    if not path.exists():
+    if not path.is_file():
         return {}
     values = parse_object(path.read_text(encoding="utf-8", errors="replace"))
     if values is not None and _fits(values, *needed):

@@ -16,6 +16,7 @@ STAGES = {
     "alpha": "optimised slopes",
     "search": "exact search over the group",
     "joint": "joint refinement of the group",
+    "whole": "one dual problem for the whole group",
 }
 OUTCOMES = {
     "certified": "proved right under every shared perturbation",

@@ -15,6 +15,9 @@ BLUE, WHITE, ORANGE = (0.13, 0.40, 0.67), (0.97, 0.97, 0.97), (0.84, 0.35, 0.0)
 """Less, nothing, more: told apart by colour-blind eyes too."""
 
 
+LARGEST_LABEL = 100_000
+
+
 @dataclass(frozen=True)
 class Perturbed:
     """What a universal attack found, as `training.perturbations` writes it, and what follows from it."""
@@ -32,10 +35,17 @@ class Perturbed:
     images: Tensor
 
     def __post_init__(self) -> None:
-        images = self.images.shape == (len(self.shown), *self.worst.shape) and len(self.worst) in (1, 3)
-        predictions = len(self.groups) == len(self.perturbed) == len(self.falls)
-        if not images or not predictions or not 0 <= self.eps <= 1:
-            raise ValueError("Images, perturbations and predictions do not fit together.")
+        rows = (self.groups, self.labels, self.clean, self.perturbed, self.fooled)
+        predictions = all(row.dim() == 1 and len(row) == len(self.groups) > 0 for row in rows)
+        labels = all(bool(((row >= 0) & (row < LARGEST_LABEL)).all()) for row in rows[1:4])
+        places = ((self.shown, len(self.groups)), (self.groups, len(self.delta)))
+        exist = all(row.dim() == 1 and bool(((row >= 0) & (row < count)).all()) for row, count in places)
+        if not predictions or not labels or not exist or not 0 <= self.eps <= 1:
+            raise ValueError("Perturbations and predictions do not fit together.")
+        if self.images.shape != (len(self.shown), *self.worst.shape) or len(self.worst) not in (1, 3):
+            raise ValueError("Images and perturbations do not fit together.")
+        if not isinstance(self.classes, list) or type(self.group_size) is not int:
+            raise ValueError("Names of classes are a list, and groups have a size.")
 
     @property
     def right(self) -> Tensor:

@@ -3,8 +3,8 @@
     study = Study("tau", Path("runs/tau"), (Entry("small", config, (CertifySettings(),)), ...))
     results = run_study(study)
 
-The same call goes on where it was stopped. What fails leaves a row that says why, and is tried again next time. An
-attack on something certified is a bug, which must not pass as a row: `SoundnessError` ends the study.
+The same call goes on where it was stopped. What fails leaves a row that says why, and is tried again next time; so
+does an entry where an attack broke a proof, which is a bug and must not pass as a result.
 """
 
 import json
@@ -25,10 +25,11 @@ from citrus.certify import CertifySettings, certify_into
 from citrus.certify.result import ALONE
 from citrus.certify.run_folder import row_path
 from citrus.data import Splits, as_float
-from citrus.errors import CitrusError, SoundnessError
-from citrus.files import read_lines
+from citrus.errors import CannotWrite, CitrusError, code_of
+from citrus.files import locked, read_lines, write_text
 from citrus.studies.rows import Entry, Row, Study, StudyResult, StudyRows, asked_of, finished, result_of, same_groups
 from citrus.training import Events, Progress, Stopped, load_run, pick_device, to_dict, train
+from citrus.training.evaluation import broken_folder
 
 LAST = ("epoch", "loss", "clean_loss", "robust_loss", "accuracy", "seconds")  # of the last epoch
 FOUND = ("images", "clean", "attacked_images", "pgd", "universal")  # by the evaluation after training
@@ -48,9 +49,10 @@ NOBODY = Listener()
 
 def run_study(study: Study, listener: Listener = NOBODY) -> list[StudyResult]:
     """Make what is missing, and return all results in order; `Stopped`, after Ctrl-C or the deadline, ends it."""
-    rows = study.open_rows()
-    for entry in _in_processes(study, rows) if study.workers > 1 else _one_by_one(study, rows, listener):
-        listener.on_result(result_of(entry, rows))
+    with locked(study.out):
+        rows = study.open_rows()
+        for entry in _in_processes(study, rows) if study.workers > 1 else _one_by_one(study, rows, listener):
+            listener.on_result(result_of(entry, rows))
     return [result_of(entry, rows) for entry in study.entries]
 
 
@@ -93,7 +95,9 @@ def _in_processes(study: Study, rows: StudyRows) -> Iterator[Entry]:
                     rows.add(kind, entry.name, entry.source | row | {"shared_by": study.workers})
                 yield entry
     except KeyboardInterrupt as error:
-        raise Stopped("All workers keep their state.") from error
+        stop = Stopped("All workers keep their state.")
+        stop.code = code_of(error)
+        raise stop from error
     finally:
         for _, process in running.values():
             process.terminate()  # which a training loop hears as a wish to stop
@@ -120,7 +124,7 @@ def _work(sender: Connection, study: Study, entry: Entry, about: list[Row]) -> N
     answer: Exception | list[tuple[str, Row]]
     try:
         answer = list(_make(study, entry, about, Events(on_step=_stop_an_orphan)))
-    except (Stopped, SoundnessError) as error:
+    except (Stopped, CannotWrite) as error:
         answer = error
     with suppress(OSError):  # nobody may listen any more
         sender.send(answer)
@@ -149,13 +153,13 @@ def _make(study: Study, entry: Entry, about: list[Row], events: Events) -> Itera
             yield kind, run
         kind = "certification"
         for settings in entry.proofs:
-            if asked_of(settings) not in proofs:
+            if asked_of(settings, entry.images) not in proofs:
                 yield kind, _certify(study, entry, settings, folder, splits, run)
-    except (Stopped, SoundnessError):
+    except (Stopped, CannotWrite):
         raise
     except Exception as error:  # the others go on
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        with suppress(CitrusError):  # of a disk that cannot be written, which the row says
+            write_text(folder / "error.txt", traceback.format_exc())
         text = str(error) if isinstance(error, CitrusError) else f"{type(error).__name__}: {error}"
         yield kind, {"failed": text.partition("\n")[0]}
 
@@ -172,6 +176,11 @@ def _train(study: Study, entry: Entry, folder: Path, splits: Splits, events: Eve
     heard = replace(events, on_step=on_step)
     found = train(config, folder, splits=splits, device=study.device, resume=begun, events=heard).evaluation
     assert found
+    if found.errors:
+        raise CitrusError(
+            f"An attack fools {found.errors} images that are certified: a bug in Citrus, please report it with what "
+            f"`citrus check` shows of the files in {broken_folder(folder, config.eps)}."
+        )
     metrics, _ = read_lines(folder / "metrics.jsonl")
     return {
         "on": entry.on,
@@ -194,8 +203,11 @@ def _certify(study: Study, entry: Entry, settings: CertifySettings, folder: Path
     if found.errors:
         raise CitrusError(f"{found.errors} groups could not be certified: {out} says why.")
     if same_groups(run, vars(found)) and found.certified > run["universal"] + 1e-6:
-        raise SoundnessError(f"{folder}: {found.certified} % are certified, an attack leaves {run['universal']} %.")
-    summary = json.loads(row_path(out, found.eps, settings).with_suffix(".json").read_text())
+        raise CitrusError(
+            f"{found.certified} % are certified in {out}, and yet the perturbations in {folder / 'uap'} leave "
+            f"{run['universal']} %: a bug in Citrus, please report it."
+        )
+    summary = json.loads(row_path(out, found.eps, settings.sized(found.images)).with_suffix(".json").read_text())
     alone = sum(row.stages.get(stage, 0) for row in found.rows for stage in ALONE)
     return {
         "stages": summary.pop("stage_seconds"),

@@ -27,8 +27,10 @@ def read_plan(path: Path, certify: int = 0, on: str = "auto") -> tuple[Entry, ..
     proofs = tuple(CertifySettings(group_size=size, budget=1.0) for size in ((5, 20) if certify else ()))
     try:
         plan = [(str(each["name"]), each["recipe"], dict(each.get("set", {}))) for each in json.loads(path.read_text())]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CitrusError(f"{path} is no list of runs with a name, a recipe and what is set: {error!r}.") from error
+    if not all(isinstance(base, str) for _, base, _ in plan):
+        raise CitrusError(f"{path} names a recipe by something else than a text.")
     if len({name for name, _, _ in plan}) < len(plan):
         raise CitrusError(f"{path} gives a name to two runs: each needs its own.")
     entries = []
@@ -51,7 +53,7 @@ def runs_sheet(rows: Sequence[Row]) -> Sheet:
     """All runs among rows, planned and failed ones included, with their certifications."""
     proofs: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row["kind"] == "certification" and "failed" not in row:
+        if row["kind"] == "certification" and row.keys() >= {"group_size", "certified", "images"}:
             text = f"N = {row['group_size']}: {row['certified']:.2f} of {row['images']}"
             proofs.setdefault((row["study"], row["name"]), []).append(text)
     shown = []

@@ -20,20 +20,36 @@ from typing import Any, Literal
 from citrus.certify import CertifySettings
 from citrus.data import Splits, load
 from citrus.errors import CitrusError
-from citrus.files import append_line, read_lines
+from citrus.files import append_line, locked, read_lines
 from citrus.training import TrainConfig, environment, to_dict
 
 Row = dict[str, Any]
 ENVIRONMENTS = "environments.jsonl"
+TEXTS = ("id", "kind", "study", "name", "failed", "note")
+NUMBERS = ("train_seconds", "certified", "group_size", "images")
+"""What tables do arithmetic with."""
 
 
 def read_rows(path: Path) -> list[Row]:
     """All rows of a file, none where there is no file; a last line that a crash cut short is left out."""
     rows, broken = read_lines(path)
     cut_short = broken > 0 and not path.read_bytes().endswith(b"\n")
-    if broken > cut_short:
+    if broken > cut_short or not all(map(_is_row, rows)):
         raise CitrusError(f"{path} holds a line that is no row: repair it, or move the file away.")
     return rows
+
+
+def _is_row(row: Row) -> bool:
+    """Whether an environment has its id, and another row what it is about, in the types that tables are made of."""
+    needed = ("id",) if "id" in row else ("kind", "study", "name")
+    texts = [row.get(name, "") for name in TEXTS if name in needed or name in row]
+    numbers = [row[name] for name in NUMBERS if name in row]
+    return (
+        row.keys() >= set(needed)
+        and all(isinstance(text, str) for text in texts)
+        and all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
+        and isinstance(row.get("set", {}), dict)
+    )
 
 
 class StudyRows:
@@ -60,7 +76,9 @@ class StudyRows:
     def claim(self, asked: Row) -> None:
         """A file belongs to one question, which its first row names: another one is refused."""
         asked = json.loads(json.dumps({"study": self.study, **asked}))
-        kept = next((row for row in self.rows if row["kind"] == "study"), None) or self.add("study", "", asked)
+        with locked(self.path.parent):
+            self.rows = read_rows(self.path)
+            kept = next((row for row in self.rows if row["kind"] == "study"), None) or self.add("study", "", asked)
         changed = [name for name, value in asked.items() if kept.get(name) != value]
         if changed:
             raise CitrusError(
@@ -158,7 +176,7 @@ class StudyResult:
 def result_of(entry: Entry, rows: StudyRows) -> StudyResult:
     about = rows.about(entry.name)
     run, proofs = finished(entry, about)
-    certified = tuple(proofs.get(asked_of(settings), {}) for settings in entry.proofs)
+    certified = tuple(proofs.get(asked_of(settings, entry.images), {}) for settings in entry.proofs)
     if run and all(certified):
         return StudyResult(entry.name, run, certified)
     return StudyResult(entry.name, error=about[-1].get("failed", "not finished") if about else "not begun")
@@ -168,7 +186,7 @@ def finished(entry: Entry, about: list[Row]) -> tuple[Row, dict[tuple[Any, ...],
     """The run of this very configuration, and the certifications of its network by what was asked."""
     good = [row for row in about if "failed" not in row]
     runs = [row for row in good if row["kind"] == "run" and row["config"] == to_dict(entry.config)]
-    return (runs or [{}])[-1], {asked_of(row): row for row in good if row["kind"] == "certification"}
+    return (runs or [{}])[-1], {asked_of(row, row["images"]): row for row in good if row["kind"] == "certification"}
 
 
 def missing_of(results: Sequence[StudyResult]) -> tuple[str, ...]:
@@ -176,10 +194,11 @@ def missing_of(results: Sequence[StudyResult]) -> tuple[str, ...]:
     return tuple(f"{result.name}: {result.error}" for result in results if result.error)
 
 
-def asked_of(settings: CertifySettings | Row) -> tuple[Any, ...]:
-    """What tells the certifications of a network apart."""
+def asked_of(settings: CertifySettings | Row, images: int) -> tuple[Any, ...]:
+    """What tells the certifications of a network apart, of so many images."""
     values = settings if isinstance(settings, dict) else vars(settings)
-    return values["group_size"], values["grouping"], values["verifier"]
+    size = values["group_size"]
+    return "all" if size == "all" or size >= images else size, values["grouping"], values["verifier"]
 
 
 def same_groups(run: Row, proof: Row) -> bool:

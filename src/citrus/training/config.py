@@ -124,7 +124,7 @@ def read_config(path: Path) -> TrainConfig:
     path = path / "config.json" if path.is_dir() else path
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CitrusError(f"Cannot read the configuration {path}: {error}.") from error
     if not isinstance(values, dict):
         raise CitrusError(f"The configuration {path} must be a JSON object.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from citrus.data import Dataset, Splits, as_float, shuffle
-from citrus.errors import CitrusError
+from citrus.errors import CitrusError, memory_ran_out
 from citrus.training.config import TrainConfig
 from citrus.training.evaluation import ibp_certified, percent, predictions
 from citrus.training.schedule import Moment, Phase, moment, seed_of, stream
@@ -84,7 +84,9 @@ class Trainer:
             try:
                 self.recorded(phase)
                 break
-            except torch.OutOfMemoryError as error:
+            except (RuntimeError, MemoryError) as error:
+                if not memory_ran_out(error):
+                    raise
                 self._use_less_memory(error)
                 for name, tensor in kept.items():
                     self.training_step.method_state[name].copy_(tensor)
@@ -98,15 +100,21 @@ class Trainer:
         Memory runs out in losses and gradients, before the weights move; only what the method keeps has changed.
         """
         boxes = min(self.training_step.max_boxes, 2 * self.config.batch_size) // 2
+        if self.training_step.moved:
+            raise CitrusError(
+                f"Memory ran out while step {self.position} moved the weights; the last checkpoint is kept: see which "
+                "other process holds the memory, and resume."
+            ) from error
         if boxes < 1:
             raise CitrusError(
-                f"The GPU's memory does not suffice for batch_size {self.config.batch_size}: make it smaller, or look "
-                "with nvidia-smi whether another process holds the memory."
+                f"The memory does not suffice for batch_size {self.config.batch_size}: make it smaller, or see "
+                "(on a GPU with nvidia-smi) whether another process holds the memory."
             ) from error
         self.training_step.max_boxes = boxes
         self.recorded.forget()
         self.training_step.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def check_finite(self) -> None:
         """Stop a run whose loss is no number any more. The loop asks after each epoch and before each checkpoint."""
@@ -154,5 +162,5 @@ class Trainer:
             for name, place in self.training_step.state().items():
                 place.copy_(tensors[name].view_as(place))
             self.position = int(header["step"])
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
             raise CitrusError(f"The checkpoint does not belong to this configuration: {error}") from error

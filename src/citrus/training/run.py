@@ -6,10 +6,9 @@ network = load_run("runs/mine").network
 runs/mine/  config.json  env.json  metrics.jsonl  checkpoints/last.safetensors
             model.safetensors  summary.json  uap/EPS.safetensors  uap/EPS.png
 Ctrl-C, kill -9 and a full disk lose at most the steps since the last checkpoint: files are replaced as a whole, and
-rows of metrics are appended.
+rows of metrics are appended. A checkpoint holds the rows up to its step, so that a damaged metrics.jsonl is made anew.
 """
 
-import json
 import platform
 import signal
 import subprocess
@@ -27,7 +26,17 @@ from torch import nn
 
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError
-from citrus.files import append_line, load_tensors, parse_object, read_lines, save_tensors, write_json, write_text
+from citrus.files import (
+    append_line,
+    line_of,
+    load_tensors,
+    locked,
+    parse_object,
+    read_lines,
+    save_tensors,
+    write_json,
+    write_text,
+)
 from citrus.networks.saved import MODEL, load_network, save_network
 from citrus.training.config import TrainConfig, read_config, to_dict
 from citrus.training.evaluation import Evaluation, evaluate
@@ -41,6 +50,9 @@ CHECKPOINT_SECONDS = 120.0
 
 class Stopped(Exception):
     """A run was asked to stop and has kept its state."""
+
+    code = 130
+    """The exit code of a command that ends with this: 128 and the number of the signal."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +91,18 @@ def train(
     """
     splits = splits or load(config.data, data_dir=data_dir, validation=config.validation)
     path, trainer = Path(out), Trainer(config, splits, pick_device(device))
-    _open(path, config, resume)
-    if resume and (path / CHECKPOINT).exists():
-        trainer.restore(*load_tensors(path / CHECKPOINT))
-        _tell_differences(path, events)
-    _train(trainer, path, events, stop_after)
+    if resume and not (path / "config.json").exists():
+        raise CitrusError(f"There is no run to resume in {path}.")
+    with locked(path):
+        _open(path, config, resume)
+        rows = _restore(trainer, path, events) if resume else []
+        _train(trainer, path, rows, events, stop_after)
+        return _measure(trainer, splits, path, events)
+
+
+def _measure(trainer: Trainer, splits: Splits, path: Path, events: Events) -> Run:
+    """Save the network that was trained, and evaluate it."""
+    config = trainer.config
     events.on_stage("estimating statistics and saving the network")
     network = trainer.finish()
     save_network(path / MODEL, network, description(config, splits.info), {"config": to_dict(config)})
@@ -100,6 +119,7 @@ def train(
         seed=config.seed,
         out=path,
         classes=test.classes,
+        name=str(path),
     )
     seconds = round(sum(row["seconds"] for row in read_lines(path / METRICS)[0]), 1)
     write_json(path / "summary.json", {**asdict(result), "training_seconds": seconds, "seed": config.seed})
@@ -109,8 +129,6 @@ def train(
 def _open(path: Path, config: TrainConfig, resume: bool) -> None:
     """Start a new run, or check that the folder holds this very configuration to be resumed."""
     if not (path / "config.json").exists():
-        if resume:
-            raise CitrusError(f"There is no run to resume in {path}.")
         write_json(path / "env.json", environment())
         write_json(path / "config.json", to_dict(config))
         return
@@ -134,22 +152,41 @@ def _tell_differences(path: Path, events: Events) -> None:
             events.on_stage(f"{change}: last digits may differ from a run in one go")
 
 
-def _train(trainer: Trainer, path: Path, events: Events, stop_after: int | None) -> None:
+def _train(trainer: Trainer, path: Path, rows: list[dict[str, Any]], events: Events, stop_after: int | None) -> None:
     """All steps that are left, with a checkpoint after each epoch, every two minutes, and when asked to stop."""
-    rows = [row for row in read_lines(path / METRICS)[0] if row["step"] <= trainer.position]  # others will come again
-    write_text(path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+    write_text(path / METRICS, "".join(map(line_of, rows)))  # later ones will come again
     saved = time.monotonic()
-    with _stop_signals() as signals:
+
+    def save() -> None:
+        tensors, header = trainer.state()
+        save_tensors(path / CHECKPOINT, tensors, {**header, "metrics": rows})
+
+    with _stop_signals() as heard:
         for progress in trainer.steps():
             if progress.row:
                 append_line(path / METRICS, progress.row)
+                rows.append(progress.row)
             if progress.row or time.monotonic() - saved > CHECKPOINT_SECONDS:
-                save_tensors(path / CHECKPOINT, *trainer.state())
+                save()
                 saved = time.monotonic()
             events.on_step(progress)
-            if signals.is_set() or (stop_after is not None and progress.step >= stop_after):
-                save_tensors(path / CHECKPOINT, *trainer.state())
-                raise Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
+            if heard or (stop_after is not None and progress.step >= stop_after):
+                save()
+                stop = Stopped(f"Stopped at step {progress.step} of {progress.steps}; add --resume to go on.")
+                stop.code = 128 + (heard or [signal.SIGINT])[0]
+                raise stop
+
+
+def _restore(trainer: Trainer, path: Path, events: Events) -> list[dict[str, Any]]:
+    """Put the state of the last checkpoint in place, if there is one; the rows of metrics up to its step."""
+    if not (path / CHECKPOINT).exists():
+        return []
+    tensors, header = load_tensors(path / CHECKPOINT)
+    trainer.restore(tensors, header)
+    _tell_differences(path, events)
+    if "metrics" in header:
+        return list(header["metrics"])
+    return [row for row in read_lines(path / METRICS)[0] if row["step"] <= trainer.position]  # of an older version
 
 
 def load_run(path: str | Path) -> Run:
@@ -172,15 +209,15 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into a flag that the loop reads between two steps."""
-    flag = threading.Event()
+def _stop_signals() -> Iterator[list[int]]:
+    """Note the numbers of Ctrl-C and SIGTERM in a list that the loop reads between two steps."""
+    heard: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield flag
+        yield heard
         return
-    before = {s: signal.signal(s, lambda *_: flag.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, lambda number, _: heard.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield flag
+        yield heard
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -53,6 +53,8 @@ class TrainingStep:
         self.seen = torch.zeros(len(SUMS), pin_memory=on_gpu)
         self.first_bad = torch.full((), torch.inf, dtype=torch.float64, device=device)
         """The first step whose loss was not finite."""
+        self.moved = False
+        """Whether the last call came to the optimiser: then it cannot be tried again."""
         self.max_boxes = max(1, int(config.memory_gb * 2**30 / (plain.neurons * BYTES_PER_NEURON)))
 
     def prepare(self, index: Tensor, numbers: Tensor) -> None:
@@ -61,7 +63,7 @@ class TrainingStep:
         self.scalars.copy_(numbers)
 
     def __call__(self, phase: Phase) -> None:
-        config = self.config
+        config, self.moved = self.config, False
         step, _, _, weight, lr = self.scalars.unbind()
         self.lr.copy_(lr)
         images, labels = self._images(), self.data.labels[self.index]
@@ -85,6 +87,7 @@ class TrainingStep:
             loss.backward()
         if config.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_norm)
+        self.moved = not (self.lr.is_cuda and torch.cuda.is_current_stream_capturing())
         self.optimizer.step()
         update_running(self.trace, statistics, len(images))
         with torch.no_grad():
