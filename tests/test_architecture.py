@@ -20,7 +20,7 @@ ALLOWED: dict[str, str] = {
     "networks": "errors files inputs",
     "bounds": "errors inputs networks",
     "checker": "errors files networks",
-    "attacks": "bounds errors inputs",
+    "attacks": "bounds errors files inputs networks",
     "certify": "attacks bounds checker errors files inputs networks",
     "methods": "attacks bounds errors inputs networks",
     "report": "certify console errors files inputs version",
@@ -29,7 +29,7 @@ ALLOWED: dict[str, str] = {
     "api": "attacks bounds certify checker data errors networks recipes training",
     "studies": "certify console data errors files inputs methods networks recipes report training",
     "__init__": "api version",
-    "commands": "certify checker console data errors files inputs networks recipes report studies training",
+    "commands": "attacks certify checker console data errors files inputs networks recipes report studies training",
     "cli": "__init__ errors",
     "__main__": "cli",
 }

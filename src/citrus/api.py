@@ -6,7 +6,7 @@ from citrus.certify import Certification, CertifySettings, Verdict, certify, cer
 from citrus.checker import CheckReport, check
 from citrus.data import Dataset, Splits
 from citrus.data import load as load_data
-from citrus.errors import CitrusError, SoundnessError
+from citrus.errors import CitrusError
 from citrus.networks import Graph, Normalize, graph, load_network
 from citrus.networks import build as build_network
 from citrus.networks.onnx import load_onnx, save_onnx

@@ -32,6 +32,15 @@ class Bar(AbstractContextManager["Bar"]):
         if done >= total:
             self.close()
 
+    def say(self, text: str) -> None:
+        """How far something is that takes long: beside the bar, or a line at times."""
+        now = time.monotonic()
+        if self.live:
+            self.live.update(self.live.task_ids[0], text=text)
+        elif now - self.printed >= LINE_SECONDS:
+            self.printed = now
+            print(f"{self.what}: {text}", file=sys.stderr, flush=True)
+
     def close(self, *_: object) -> None:
         if self.live:
             self.live.stop()

@@ -44,6 +44,8 @@ def eps_in_name(eps: float) -> str:
 
 def check_images(images: Tensor, labels: Tensor, classes: int, shape: tuple[int, ...] | None = None) -> None:
     """Images (n, C, H, W) of floats in [0, 1] with labels (n,) of integers below `classes`."""
+    if classes < 2:
+        raise CitrusError(f"A classifier needs at least two classes, got {classes}.")
     if images.dim() != 4 or not images.is_floating_point():
         raise CitrusError(f"Images must be floats of shape (n, C, H, W), got {images.dtype} of {tuple(images.shape)}.")
     if shape is not None and tuple(images.shape[1:]) != tuple(shape):

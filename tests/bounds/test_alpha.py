@@ -58,7 +58,7 @@ def test_never_below_crown_and_sound(case: Case) -> None:
     assert torch.equal(bounds.upper, first.upper)
     _check_sound(net, centre, spec, bounds)
     assert bounds.slopes
-    again = lower_planes(net, centre, spec, bounds.pre_activations, bounds.slopes)
+    again = lower_planes(net, centre, torch.full_like(centre[:1], EPS), spec, bounds.pre_activations, bounds.slopes)
     undecided = ~(first.lower > 0)
     torch.testing.assert_close(again.lower(EPS)[undecided], bounds.lower[undecided], atol=1e-5, rtol=1e-5)
     assert all(((s >= 0) & (s <= 1)).all() for s in bounds.slopes)
@@ -118,7 +118,8 @@ def test_gradient_at_the_slopes_found() -> None:
 
     def value() -> Tensor:
         boxes = crown(net, centre, EPS, spec, LINEAR).pre_activations
-        return lower_planes(net, centre, spec, boxes, bounds.slopes).lower(EPS).sum()
+        radius = torch.full_like(centre[:1], EPS)
+        return lower_planes(net, centre, radius, spec, boxes, bounds.slopes).lower(radius).sum()
 
     with torch.no_grad():
         weight += 1e-7 * direction

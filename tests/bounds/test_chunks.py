@@ -13,10 +13,11 @@ OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory"),
     MemoryError("no room"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: 99 bytes"),
+    RuntimeError("std::bad_alloc"),
 ]
 
 
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "python", "cpu"])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "python", "cpu", "library"])
 def test_a_chunk_that_does_not_fit_is_halved(error: Exception) -> None:
     sizes = []
 
@@ -34,7 +35,7 @@ def test_a_chunk_that_does_not_fit_is_halved(error: Exception) -> None:
     assert budget.bytes < 10**6
 
 
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "python", "cpu"])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "python", "cpu", "library"])
 def test_items_come_back_in_order(error: Exception) -> None:
     sizes = []
 

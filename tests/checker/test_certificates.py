@@ -1,5 +1,6 @@
 """Certificates: proofs survive the way through a file, and every way to spoil one is noticed."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import get_args
 import pytest
 import torch
 from support.helpers import CLASSES, Case, case_named, folded, images
+from support.limits import little_memory
 from support.proved import CONV, MLP, RESIDUAL, certify, failures
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from citrus.checker.check import WrongNetworkError, check
 from citrus.checker.cover import covers
 from citrus.checker.proofs import Certificate, Evaluator, Intermediate, PlaneSource, Proof
 from citrus.errors import CitrusError
-from citrus.files import load_tensors
+from citrus.files import load_tensors, save_tensors
 from citrus.networks import Graph
 from citrus.networks.operations import Linear
 
@@ -259,3 +261,51 @@ def test_slopes_stay_floats_where_bytes_would_lose_the_proof(tmp_path: Path) -> 
         assert not failures(written.path, plain)
         kept.append("slopes32" in load_tensors(written.path)[0])
     assert 1 <= sum(kept) <= 9
+
+
+def with_about(**changes: object) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        about = json.loads(bytes(tensors["about"].tolist())) | changes
+        tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
+
+    return change
+
+
+def assuming(planes: int) -> Callable[[dict[str, Tensor]], None]:
+    """A round that assumes so many planes."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["rounds"] = torch.tensor([planes])
+        tensors |= {"assumed": torch.zeros(1, 2), "neurons": torch.zeros(0), "multipliers": torch.zeros(0)}
+
+    return change
+
+
+def repeated(tensors: dict[str, Tensor]) -> None:
+    tensors["planes"] = tensors["planes"].repeat(100_000, 1)
+
+
+def behind(tensors: dict[str, Tensor]) -> None:
+    """A row of slopes that is counted from the end, which names a row a second time."""
+    tensors["planes"][:, 3] -= 1
+
+
+FOUND: dict[str, Callable[[dict[str, Tensor]], None]] = {
+    "a number that is infinite": with_about(number=float("inf")),
+    "an eps of 400 digits": with_about(eps=10**400),
+    "a network in no text": with_about(network={"fingerprint": "", "path": 5}),
+    "a round of 2^40 planes": assuming(1 << 40),
+    "a round of -1 planes": assuming(-1),
+    "the same planes many times": repeated,
+    "slopes counted from the end": behind,
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_claims_that_no_writer_makes_are_refused(name: str, honest: tuple[Graph, Path], tmp_path: Path) -> None:
+    """Found by `make fuzz`: they crashed the reader, or cost it any time and memory."""
+    tensors, header = load_tensors(next(path for path in sorted(honest[1].parent.glob("*.safetensors"))))
+    FOUND[name](tensors)
+    save_tensors(tmp_path / "group-00000.safetensors", tensors, header)
+    with little_memory(), pytest.raises(CitrusError, match="no certificate that can be used"):
+        read_certificate(tmp_path / "group-00000.safetensors")

@@ -19,7 +19,7 @@ EPS = 0.05
 
 
 def double(case: Case) -> Graph:
-    return folded(case).map(Tensor.double)
+    return folded(case, torch.float64)
 
 
 @pytest.mark.parametrize("intermediate", get_args(Intermediate))
@@ -35,7 +35,7 @@ def test_boxes_and_planes_equal_the_bounds_in_double_precision(case: Case, inter
     by_interval = interval(plain, x, EPS, spec).lower
     network = Network(plain)
     slopes = [torch.rand_like(box.centre) for box in bounds.pre_activations]
-    free = lower_planes(plain, x, spec, bounds.pre_activations, slopes)
+    free = lower_planes(plain, x, torch.full_like(x[:1], EPS), spec, bounds.pre_activations, slopes)
     for i in range(2):
         boxes = Enclosure(network, x[i], EPS, Evaluator(network, x, y, EPS, intermediate).refined)
         for k, box in zip(network.relus, bounds.pre_activations, strict=True):

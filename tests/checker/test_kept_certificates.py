@@ -6,38 +6,25 @@ per pixel (a folded normalisation), padding, strides, groups, dilation, a diagon
 """
 
 import json
-from pathlib import Path
 from typing import get_args
 
 import pytest
+from support.kept import FIXTURES, kept_network
 from torch import Tensor
 
 from citrus.checker.arithmetic import Network
 from citrus.checker.certificate import fingerprint, read_certificate
 from citrus.checker.check import check
 from citrus.checker.proofs import Evaluator
-from citrus.files import load_tensors
 from citrus.networks import Graph, operations
 
-FIXTURES = Path(__file__).parent / "fixtures"
 KEPT: dict[str, list[tuple[float, float]]] = json.loads((FIXTURES / "values.json").read_text())
 """By file, the value of each proof and its rounding."""
 
 
-def network(name: str) -> Graph:
-    """A network by its plain operations, so that no folding changes the last bits of a weight."""
-    tensors, header = load_tensors(FIXTURES / f"{name}.safetensors")
-    nodes = []
-    for k, (kind, inputs, shape, plain) in enumerate(header["nodes"]):
-        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
-        fields |= {key.split(".")[1]: value for key, value in tensors.items() if key.startswith(f"{k}.")}
-        nodes.append(operations.Node(getattr(operations, kind)(**fields), tuple(inputs), kind, tuple(shape)))
-    return Graph(tuple(nodes), tuple(header["input_shape"]))
-
-
 @pytest.mark.parametrize("folder", sorted({file.split("/")[0] for file in KEPT}))
 def test_they_are_confirmed(folder: str) -> None:
-    plain = network(folder.split("-")[0])
+    plain = kept_network(folder.split("-")[0])
     files = sorted((FIXTURES / folder).iterdir())
     assert [f"{folder}/{file.name}" for file in files] == [name for name in KEPT if name.startswith(f"{folder}/")]
     assert all(read_certificate(file).network == fingerprint(plain) for file in files)
@@ -50,7 +37,7 @@ def test_they_are_confirmed(folder: str) -> None:
 
 @pytest.mark.parametrize("file", KEPT)
 def test_values_are_what_they_were(file: str) -> None:
-    given, plain = read_certificate(FIXTURES / file), Network(network(file.split("-")[0]))
+    given, plain = read_certificate(FIXTURES / file), Network(kept_network(file.split("-")[0]))
     evaluator = Evaluator(plain, given.images, given.labels, given.eps, given.intermediate)
     for value, (before, rounding) in zip(evaluator.values(given.proofs), KEPT[file], strict=True):
         assert value.value == pytest.approx(before, rel=1e-12, abs=1e-12)  # the numbers it is made of are about 1
@@ -74,7 +61,7 @@ def test_nothing_is_computed_by_the_network_itself(monkeypatch: pytest.MonkeyPat
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the checker used the arithmetic of the prover")
 
-    plain = {folder: network(folder.split("-")[0]) for folder in ("deep-crown-0.045", "residual-crown-0.03")}
+    plain = {folder: kept_network(folder.split("-")[0]) for folder in ("deep-crown-0.045", "residual-crown-0.03")}
     for kind in (*get_args(operations.Operation), Graph):
         for name in {"__call__", "magnitude", "transpose", "reach", "values", "behind"} & set(vars(kind)):
             monkeypatch.setattr(kind, name, never)

@@ -22,6 +22,7 @@ from citrus.certify.settings import VERIFIERS, CertifySettings
 from citrus.checker.certificate import Written, write_certificates
 from citrus.checker.check import check
 from citrus.cli import main
+from citrus.errors import Terminated
 from citrus.networks import graph
 from citrus.training import load_run, train
 
@@ -54,7 +55,8 @@ class Certify:
     """citrus certify into one folder, and what is to be found there."""
 
     def __init__(self, run: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.words = ["certify", run, "--eps", EPS, "--grouping", "dataset", "--verifier", "zeng", "--out", str(out)]
+        asked = ["--eps", EPS, "--group-size", "5", "--grouping", "dataset", "--verifier", "zeng"]
+        self.words = ["certify", run, *asked, "--out", str(out)]
         self.path, self.capsys = out / "zeng-0.2-n5-dataset.jsonl", capsys
         self.out = self.err = ""
 
@@ -133,10 +135,13 @@ def test_one_line_per_group_a_summary_that_adds_up_and_nothing_twice(
     assert certified.out.splitlines()[-1] == f"rows          {certified.path}"
 
 
-def test_interrupted_and_continued(certified: Certify, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+def test_interrupted_and_continued(
+    stop: KeyboardInterrupt, code: int, certified: Certify, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(cascade, "prove_together", failing(2, KeyboardInterrupt()))
-        assert certified() == 130
+        patch.setattr(cascade, "prove_together", failing(2, stop))
+        assert certified() == code
     assert "goes on where it stopped" in certified.err
     assert [row["group"] for row in certified.rows] == [0]
     assert not certified.path.with_suffix(".json").exists()
@@ -253,7 +258,10 @@ def test_export_writes_a_property_that_parses(run: str, tmp_path: Path, capsys: 
         (["certify", "RUN", "--budget", "ten minutes"], "10s, 2m or 1h, got 'ten minutes'"),
         (["certify", "RUN", "--budget", "0s"], "budget positive"),
         (["certify", "RUN", "--verifier", "raccoon"], "did you mean 'racoon'?"),
-        (["certify", "RUN", "--group-size", "0"], "at least 1"),
+        (["certify", "RUN", "--group-size", "0"], "a number from 1 on, or all"),
+        (["certify", "RUN", "--group-size", "5,many"], "got 'many'"),
+        (["certify", "RUN", "--memory", "lots"], "500MB or 8GB"),
+        (["attack", "RUN", "--group-size", "5,all"], "One group size"),
         (["certify", "RUN", "--images", "0"], "no images"),
         (["certify", "RUN", "--images", "-3"], "-3"),
         (["export", "RUN"], "citrus export RUN --onnx"),

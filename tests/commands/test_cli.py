@@ -1,6 +1,8 @@
 """The command line: what people type, what they see, and what they are told when it is wrong."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +14,9 @@ from support.synthetic import blobs
 
 from citrus.certify.result import Certification, GroupResult, Verdict
 from citrus.cli import main
+from citrus.commands import data
 from citrus.commands.attack import evaluation_table
+from citrus.commands.certify import by_size
 from citrus.training import Evaluation
 
 
@@ -22,17 +26,56 @@ def test_the_package_is_the_command() -> None:
     assert "no-such-command" in shown.stderr
 
 
-def test_of_two_attacks_on_the_same_groups_the_table_shows_the_stronger() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_any_command_with_a_sentence(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off in the background
+    monkeypatch.setattr(data, "run", lambda words: os.kill(os.getpid(), number))
+    try:
+        assert main(["data", "list"]) == code
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c)
+    assert capsys.readouterr().err == "Interrupted; what was finished is kept.\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("can't allocate memory: 9 bytes")]
+)
+def test_memory_that_runs_out_is_told_in_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(words: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(data, "run", run)
+    assert main(["data", "list"]) == 1
+    assert capsys.readouterr().err.startswith("error: Memory ran out; what was finished is kept: free some memory")
+    with pytest.raises(type(error)):
+        main(["data", "list", "--debug"])
+
+
+def test_an_error_in_citrus_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(words: list[str]) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(data, "run", run)
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(["data", "list"])
+
+
+def test_tables_say_how_many_images_share_a_perturbation() -> None:
     evaluation = Evaluation(0.1, False, 10, 100.0, 50.0, 10, 90.0, 90.0, 5, 1.0)
+    assert "universal perturbations 90.00 first 10, groups of 5" in " ".join(evaluation_table(evaluation).split())
+    shared = " ".join(evaluation_table(replace(evaluation, group_size=10)).split())
+    assert "universal perturbations 90.00 first 10, one for all" in shared
     row = GroupResult(0, tuple(range(10)), 10, 6, 7, Verdict.TIMEOUT)
-    certified = Certification((row,), 10, 0.1, 10, "dataset", "citrus", {})
-    assert certified.attacked == 70
-    assert "attacked by universal perturbations 90.00" in " ".join(evaluation_table(evaluation).split())
-    shown = " ".join(evaluation_table(evaluation, certified).split())
-    assert "certified against universal perturbations 60.00" in shown
-    assert "attacked by universal perturbations 70.00" in shown
-    clipped = " ".join(evaluation_table(replace(evaluation, clip=True), certified).split())
-    assert "attacked by universal perturbations 90.00" in clipped, "the verifier's attack left [0, 1]"
+    found = [Certification((row,), 10, 0.1, size, "dataset", "citrus") for size in (5, 10)]
+    lines = by_size(found).splitlines()
+    assert lines[0] == "percent of 10 images that stay right at eps 0.1; 100.00 are right without any"
+    assert [line.split() for line in lines[-2:]] == [["5", "60.00", "70.00"], ["all", "10", "60.00", "70.00"]]
 
 
 @pytest.fixture
@@ -59,7 +102,9 @@ def test_train_attack_resume(
     assert "clean accuracy" in shown.out
     assert "attacked by universal perturbations" in shown.out
     assert "eps 4/255" in shown.out
-    assert "next        citrus certify runs/quickstart --group-size 20 --certificates" in shown.out
+    assert "next        citrus certify runs/quickstart --certificates" in shown.out
+    lines = shown.out.partition("images that share one perturbation")[2].splitlines()[2:5]
+    assert [line.split()[0] for line in lines] == ["1", "5", "all"]
     assert "ETA" in shown.err
     run = Path("runs/quickstart")
     assert (run / "uap" / "4-255.png").read_bytes().startswith(b"\x89PNG")

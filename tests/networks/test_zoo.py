@@ -2,15 +2,18 @@
 
 import hashlib
 import importlib.resources
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.limits import little_memory
 from torch import nn
 
 from citrus.data import as_float, load
 from citrus.errors import CitrusError
-from citrus.files import save_tensors
+from citrus.files import load_tensors, save_tensors
 from citrus.networks import build, graph
 from citrus.networks.onnx import save_onnx
 from citrus.networks.saved import load_network, save_network
@@ -82,3 +85,52 @@ def test_mistakes_are_told_in_one_sentence(saved: Path, tmp_path: Path) -> None:
     save_tensors(tmp_path / "other.safetensors", {"x": torch.zeros(1)}, {"network": {"name": "mlp"}})
     with pytest.raises(CitrusError, match="holds no network of Citrus"):
         load_network(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 3},
+        {"name": ["mlp"]},
+        {"shape": [1 << 19, 12, 12]},
+        {"shape": [1, 1 << 19, 1 << 19]},
+        {"shape": [1, 10**400, 12]},
+        {"shape": [1, 12]},
+        {"shape": [1, 12.0, 12]},
+        {"shape": "112"},
+        {"shape": []},
+        {"classes": 10**9},
+        {"classes": True},
+        {"mean": 0.5},
+        {"mean": ["a"]},
+        {"std": [float("nan")]},
+        {"std": [10**400]},
+        {"std": [{}]},
+        {"mean": [[0.2]], "std": [[0.5]]},
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(saved: Path, change: dict[str, Any]) -> None:
+    """Found by `make fuzz`: with a right checksum, a file may describe anything."""
+    file = saved / "run" / "model.safetensors"
+    tensors, header = load_tensors(file)
+    save_tensors(file, tensors, {**header, "network": {**header["network"], **change}})
+    with little_memory(), pytest.raises(CitrusError):
+        load_network(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.pop("0.mean"),
+        lambda tensors: tensors.update(more=torch.zeros(1)),
+        lambda tensors: tensors.update({"2.bias": torch.zeros(7)}),
+        lambda tensors: tensors.update({"2.bias": torch.zeros(100, dtype=torch.int32)}),
+    ],
+)
+def test_weights_of_another_network_are_refused(saved: Path, change: Callable[..., object]) -> None:
+    file = saved / "run" / "model.safetensors"
+    tensors, header = load_tensors(file)
+    change(tensors)
+    save_tensors(file, tensors, header)
+    with pytest.raises(CitrusError, match="are not those of the network it describes"):
+        load_network(file)

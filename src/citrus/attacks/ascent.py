@@ -13,6 +13,7 @@ from torch import Tensor
 
 from citrus.errors import CitrusError
 from citrus.inputs import check_limits
+from citrus.networks.kernels import searching
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def within(delta: Tensor, radius: Tensor | float) -> Tensor:
     return delta.clamp(-radius, radius)  # type: ignore[arg-type]
 
 
+@searching()
 def ascend(
     start: Start, objective: Objective, radius: Tensor | float, settings: Ascent, project: Project | None = None
 ) -> Tensor:

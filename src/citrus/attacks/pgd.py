@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from citrus.attacks.ascent import Ascent, ascend
-from citrus.bounds.margins import margins
+from citrus.bounds import interval, margin_rows, margins
+from citrus.networks import Graph
 
 Model = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -18,6 +19,15 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def fooled(logits: Tensor, labels: Tensor) -> Tensor:
     """Which images have a margin that is not positive. Written so that a NaN counts as fooled."""
     return ~(margins(logits, labels).amin(1) > 0)
+
+
+def highest_margins(graph: Graph, points: Tensor, labels: Tensor) -> Tensor:
+    """Upper bounds of the margins at points (n, C, H, W) in float64, with all rounding in them: (n, wrong labels).
+
+    `fooled` says what this computer answers; an image whose margin is not positive whatever is rounded has one <= 0.
+    """
+    rounded = points.abs() * torch.finfo(points.dtype).eps  # the point may be a rounded sum
+    return interval(graph, points, rounded, margin_rows(labels, graph.classes, points.dtype)).upper
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

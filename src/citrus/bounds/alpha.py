@@ -16,8 +16,9 @@ from citrus.bounds.ascent import ClimbSettings, Members, climb
 from citrus.bounds.chunks import in_chunks
 from citrus.bounds.interval import Box
 from citrus.bounds.linear import LinearBounds, LinearSettings, crown
+from citrus.bounds.planes import Planes, lower_planes
 from citrus.bounds.refine import Problem
-from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower_planes, rows_of
+from citrus.bounds.substitution import adaptive_slopes, footprint, rows_of
 from citrus.networks.kernels import exact
 from citrus.networks.operations import Graph
 
@@ -56,7 +57,7 @@ def alpha(
         of, own = image[pairs], [box[image[pairs]] for box in boxes]
         rows = spec[of, row[pairs]][:, None]
         best = _best_slopes(problem, of, rows, own, settings)
-        found = lower_planes(graph, centre[of], rows, own, best)
+        found = lower_planes(graph, centre[of], problem.radius[of], rows, own, best)
         lower = found.lower(problem.radius[of])
         return (lower, found.b, found.a, *best) if planes is not None else (lower, *best)
 
@@ -65,8 +66,8 @@ def alpha(
     if planes is not None:
         planes = Planes(b=planes.b.index_put(where, found.pop(0)), a=planes.a.index_put(where, found.pop(0)))
     slopes = tuple(s.index_put(where, better) for s, better in zip(slopes, found, strict=True))
-    lower = first.lower.index_put(where, torch.maximum(first.lower[where], lower))
-    return LinearBounds(lower, first.upper, boxes, planes, slopes)
+    best, by_planes = (t.index_put(where, torch.maximum(t[where], lower)) for t in (first.lower, first.by_planes))
+    return LinearBounds(best, first.upper, boxes, by_planes, planes, slopes)
 
 
 @torch.no_grad()

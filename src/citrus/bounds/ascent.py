@@ -19,6 +19,7 @@ from torch import Tensor
 from citrus.bounds.interval import Box
 from citrus.bounds.substitution import Rows, Triangle, substitute, triangles, whole
 from citrus.inputs import check_limits
+from citrus.networks.kernels import searching
 from citrus.networks.operations import Graph
 
 OPTIMISM = 3.0
@@ -38,7 +39,8 @@ class ClimbSettings:
     """Progress is measured over this many steps; a set that would not be proved at three times the progress it can
     still expect is given up. 0 never gives up."""
     tolerance: float = 0.0
-    """A proof must exceed this share of sum lambda (|b| + <radius, |a|>), so that rounding cannot make it."""
+    """A set climbs on until its value exceeds twice this share of sum lambda (|b| + <radius, |a|>): what is proved is
+    found out afterwards, with all rounding in it, and a value next to 0 might be lost."""
 
     def __post_init__(self) -> None:
         limits = {"iterations": "[0, inf)", "rate": "(0, inf)", "decay": "(0, 1]", "window": "[0, inf)"}
@@ -71,7 +73,7 @@ class Members:
             self,
             spec=self.spec[where],
             base=self.base[where],
-            triangles=[Triangle(*(t[where] for t in triangle)) for triangle in self.triangles],
+            triangles=[triangle.of_rows(where) for triangle in self.triangles],
             radius=self.radius[keep],
             owner=(keep.long().cumsum(0) - 1)[self.owner[where]],
         )
@@ -116,6 +118,7 @@ Watch = Callable[[Tensor, Tensor], Tensor]
 """Hears after each step the numbers of the sets that took it, and which of them are hopeless; says which must stop."""
 
 
+@searching()
 def climb(
     members: Members,
     slopes: Sequence[Tensor],

@@ -1,5 +1,6 @@
 """Work on (image, row) pairs in chunks that fit a memory budget, which halves itself when memory runs out."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -7,10 +8,21 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from citrus.errors import CitrusError
+from citrus.errors import CitrusError, memory_ran_out
 
 CPU_BYTES = 64 * 2**20
 """Small chunks stay near the caches: larger ones were slower on every CPU we tried."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may still be taken on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system says
+        return 4 * 2**30
+
 
 Work = Callable[[slice, slice], tuple[Tensor, ...]]
 T = TypeVar("T")
@@ -27,7 +39,7 @@ class MemoryLimit:
     def of(memory: int | None, device: torch.device) -> "MemoryLimit":
         """`memory` bytes, or by default what suits the device: a quarter of a GPU's free memory."""
         if memory is None:
-            memory = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CPU_BYTES
+            memory = free_memory(device) // 4 if device.type == "cuda" else CPU_BYTES
         if memory <= 0:
             raise CitrusError(f"The memory budget must be a positive number of bytes, got {memory}.")
         return MemoryLimit(memory)
@@ -89,12 +101,3 @@ def _attempt(count: int, each: int, budget: MemoryLimit, work: Callable[[], R]) 
         raise CitrusError("Memory ran out for a single row of a single image: use intermediate='interval'.")
     budget.bytes = max(count * each // 2, 1)
     return None
-
-
-def memory_ran_out(error: Exception) -> bool:
-    """On the GPU, in Python, or in the CPU allocator, which has no exception of its own."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("allocate memory", "not enough memory")
-    )

@@ -3,7 +3,9 @@
     bounds = interval(graph, centre, radius, margin_rows(labels, graph.classes))
     certified = (bounds.lower > 0).all(1)
 
-Batched, and differentiable in the weights, the centre and the radius.
+Batched, and differentiable in the weights, the centre and the radius. `interval` computes in float64, and a box grows
+after each step by what the step may be off by (rounding.py). In training nothing is proved, and boxes are as they are
+computed.
 """
 
 from dataclasses import dataclass
@@ -12,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from citrus.bounds.rounding import TINY, below, beside_terms, gamma, shares, sum_share
 from citrus.errors import CitrusError
 from citrus.networks.kernels import compilable, exact
-from citrus.networks.operations import Add, Graph, Linear, Operation, Relu
+from citrus.networks.operations import Add, Arithmetic, Graph, Linear, Operation, Relu
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,21 @@ class Box:
 
     @staticmethod
     def between(lower: Tensor, upper: Tensor) -> "Box":
-        """The box with these ends. Where they cross by rounding it is a point."""
-        return Box((lower + upper) / 2, ((upper - lower) / 2).clamp(min=0))
+        """A box that holds everything between these ends. Where they cross it is next to a point."""
+        return Box((lower + upper) / 2, ((upper - lower) / 2).clamp(min=0)).grown(gamma(0, lower.dtype))
+
+    def grown(self, share: float) -> "Box":
+        """Wider by a share of the largest number inside."""
+        return Box(self.centre, self.radius + share * (self.centre.abs() + self.radius))
+
+    def around(self, dtype: torch.dtype) -> "Box":
+        """A box of numbers of another precision around this one; one that ends at 0 still does."""
+        if dtype == self.centre.dtype:
+            return self
+        centre = self.centre.to(dtype)
+        radius = -below(-self.radius - (self.centre - centre).abs(), dtype)
+        centre = torch.where(self.centre >= self.radius, torch.maximum(centre, radius), centre)
+        return Box(torch.where(-self.centre >= self.radius, torch.minimum(centre, -radius), centre), radius)
 
     def __getitem__(self, index: Any) -> "Box":
         """The boxes of some images."""
@@ -58,7 +74,11 @@ def interval(graph: Graph, centre: Tensor, radius: Tensor | float, spec: Tensor 
     `spec` is (batch, rows, classes); None means the class scores themselves. It is multiplied into the last linear
     layer (last-layer elision), so that correlated scores cancel.
     """
-    return training_interval(graph, centre, radius, spec)
+    image, rows = centre.double(), None if spec is None else spec.double()
+    wide = checked_radius(graph, image, radius.double() if isinstance(radius, Tensor) else radius)
+    found = _propagate(graph.double(), image, wide, rows, 1.0, True, graph.arithmetic)
+    boxes = tuple(box.around(centre.dtype) for box in found.pre_activations)
+    return Bounds(below(found.lower, centre.dtype), -below(-found.upper, centre.dtype), boxes)
 
 
 def training_interval(
@@ -74,7 +94,7 @@ def training_interval(
     `shrink` < 1 multiplies the upper bound of every ReLU that may be on or off, so that the result is no bound any
     more: SABR trains so at small eps. Without `keep_boxes` the boxes that entered the ReLUs are left out.
     """
-    return _propagate(graph, centre, checked_radius(graph, centre, radius), spec, shrink, keep_boxes)
+    return _propagate(graph, centre, checked_radius(graph, centre, radius), spec, shrink, keep_boxes, None)
 
 
 def checked_radius(graph: Graph, centre: Tensor, radius: Tensor | float) -> Tensor:
@@ -93,7 +113,13 @@ def checked_radius(graph: Graph, centre: Tensor, radius: Tensor | float) -> Tens
 
 @compilable
 def _propagate(
-    graph: Graph, centre: Tensor, radius: Tensor, spec: Tensor | None, shrink: float, keep_boxes: bool
+    graph: Graph,
+    centre: Tensor,
+    radius: Tensor,
+    spec: Tensor | None,
+    shrink: float,
+    keep_boxes: bool,
+    arithmetic: Arithmetic | None,
 ) -> Bounds:
     *nodes, last = graph.nodes
     # A radius shared by all images stays one row until the first ReLU: the first layer then bounds it only once.
@@ -101,24 +127,32 @@ def _propagate(
     values = [Box(centre, radius.expand(rows, *centre.shape[1:]))]
     entering: list[Box] = []
     for node in nodes:
-        values.append(through(node.op, [values[i] for i in node.inputs], shrink, entering))
+        values.append(through(node.op, [values[i] for i in node.inputs], shrink, entering, arithmetic))
     boxes = [values[i] for i in last.inputs]
     if spec is not None and isinstance(last.op, Linear):
-        output = map_rows(spec @ last.op.weight, boxes[0], spec @ last.op.bias)
+        output = elided(last.op, spec, boxes[0], arithmetic)
     else:
-        output = through(last.op, boxes, shrink, entering)
-        output = output if spec is None else map_rows(spec, output)
+        output = through(last.op, boxes, shrink, entering, arithmetic)
+        output = output if spec is None else map_rows(spec, output, arithmetic)
+    if arithmetic is not None:
+        output = output.grown(gamma(0, centre.dtype))  # the ends are rounded, too
     return Bounds(output.lower, output.upper, tuple(entering) if keep_boxes else ())
 
 
-def through(op: Operation, boxes: list[Box], shrink: float, entering: list[Box]) -> Box:
-    """The box that contains all results of one operation."""
+def through(op: Operation, boxes: list[Box], shrink: float, entering: list[Box], arithmetic: Arithmetic | None) -> Box:
+    """The box that contains all results of one operation; in training, without an arithmetic, but for rounding."""
+    box = boxes[0]
     if isinstance(op, Relu):
-        entering.append(boxes[0])
-        return relu_box(boxes[0], shrink)
+        entering.append(box)
+        return relu_box(box, shrink if arithmetic is None else 1 + gamma(0, box.centre.dtype))
     if isinstance(op, Add):
-        return Box(boxes[0].centre + boxes[1].centre, boxes[0].radius + boxes[1].radius)
-    return Box(op(boxes[0].centre), op.magnitude(boxes[0].radius))
+        total = Box(box.centre + boxes[1].centre, box.radius + boxes[1].radius)
+        return total if arithmetic is None else total.grown(sum_share(arithmetic, box.centre.dtype))
+    if arithmetic is None:
+        return Box(op(box.centre), op.magnitude(box.radius))
+    share = shares(op, arithmetic, box.centre.dtype)
+    size = box.centre.abs() + box.radius
+    return Box(op(box.centre), op.magnitude(box.radius + share.forward * size) + beside_terms(op, share, size))
 
 
 def relu_box(box: Box, shrink: float = 1.0) -> Box:
@@ -134,7 +168,22 @@ def relu_box(box: Box, shrink: float = 1.0) -> Box:
     return Box(torch.where(positive, box.centre, half), torch.where(positive, box.radius, half))
 
 
-def map_rows(weight: Tensor, box: Box, bias: Tensor | float = 0.0) -> Box:
-    """One linear map per image: weight is (batch, rows, features)."""
-    centre = torch.einsum("brf,bf->br", weight, box.centre) + bias
-    return Box(centre, torch.einsum("brf,bf->br", weight.abs(), box.radius))
+def elided(op: Linear, spec: Tensor, box: Box, arithmetic: Arithmetic | None) -> Box:
+    """Rows of the specification over the result of the last layer, multiplied into it."""
+    total = map_rows(spec @ op.weight, box, None, spec @ op.bias)
+    if arithmetic is None:
+        return total
+    share = shares(op, arithmetic, box.centre.dtype)
+    size, rows = box.centre.abs() + box.radius, spec.abs()
+    products = share.forward + gamma(spec.shape[2], box.centre.dtype)
+    error = products * torch.einsum("brf,bf->br", rows @ op.weight.abs(), size)
+    beside = beside_terms(op, share, size).expand(len(rows), -1)
+    return Box(total.centre, total.radius + error + torch.einsum("brc,bc->br", rows, beside))
+
+
+def map_rows(weight: Tensor, box: Box, arithmetic: Arithmetic | None, bias: Tensor | float = 0.0) -> Box:
+    """One linear map per image: weight is (batch, rows, features). Its weights are what they are, and no network's."""
+    grown = box if arithmetic is None else box.grown(gamma(weight.shape[2], box.centre.dtype))
+    centre = torch.einsum("brf,bf->br", weight, grown.centre) + bias
+    least = 0.0 if arithmetic is None else TINY[centre.dtype]
+    return Box(centre, torch.einsum("brf,bf->br", weight.abs(), grown.radius) + least)

@@ -13,25 +13,38 @@ from torch import Tensor
 
 from citrus.bounds.chunks import MemoryLimit, in_chunks
 from citrus.bounds.interval import Box, checked_radius
-from citrus.bounds.substitution import Relaxation, Rows, concretise, footprint, substitute
+from citrus.bounds.planes import added, lowest
+from citrus.bounds.rounding import less
+from citrus.bounds.substitution import Relaxation, Rows, footprint, substitute
 from citrus.networks.operations import Add, Affine, Conv, Corner, Graph, Linear, Relu
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network on a batch of boxes, and all its values at their centres."""
+    """A network on a batch of boxes, and all its values at their centres.
+
+    Boxes are computed in float64, by the network `wide`; rows in the precision of the images. `at_centre` are computed
+    in float64 and rounded.
+    """
 
     graph: Graph
+    wide: Graph
     centre: Tensor
     radius: Tensor
     at_centre: tuple[Tensor, ...]
     budget: MemoryLimit
+    box: Box
+    """The input in float64."""
 
     @staticmethod
     def of(graph: Graph, centre: Tensor, radius: Tensor | float, memory: int | None) -> "Problem":
         """Check what the user gave, and run the network at the centres."""
-        radius = checked_radius(graph, centre, radius).expand_as(centre)
-        return Problem(graph, centre, radius, tuple(graph.values(centre)), MemoryLimit.of(memory, centre.device))
+        image, wide = centre.double(), graph.double()
+        given = checked_radius(graph, image, radius.double() if isinstance(radius, Tensor) else radius).expand_as(image)
+        box, values = Box(image, given), tuple(value.to(centre.dtype) for value in wide.values(image))
+        return Problem(
+            graph, wide, centre, box.around(centre.dtype).radius, values, MemoryLimit.of(memory, centre.device), box
+        )
 
 
 def affine_path(graph: Graph, value: int) -> list[Affine] | None:
@@ -46,14 +59,18 @@ def affine_path(graph: Graph, value: int) -> list[Affine] | None:
     return path if sum(isinstance(op, Conv | Linear) for op in path) <= 1 else None
 
 
-def refine(problem: Problem, value: int, box: Box, relaxed: Sequence[Relaxation], intersect: bool) -> Box:
-    """A tighter box for a value, given the relaxations of the ReLUs before it."""
+def refine(
+    problem: Problem, value: int, box: Box, relaxed: Sequence[Relaxation], error: Tensor, intersect: bool
+) -> Box:
+    """A tighter box for a value, given the relaxations of the ReLUs before it and the error of the steps since."""
     undecided = ((box.lower < 0) & (box.upper > 0)).flatten(1)
-    found = [_refine_tile(problem, value, undecided, tile, relaxed) for tile in _tiles(problem, value, undecided)]
+    z, tiles = problem.at_centre[value], _tiles(problem, value, undecided)
+    at_centre = torch.stack([less(sign * z, z.abs(), 0) - error for sign in (1, -1)], 1).flatten(2)
+    found = [_refine_tile(problem, value, undecided, tile, relaxed, at_centre) for tile in tiles]
     if not found:
         return box
-    images, neurons, low, high = (torch.cat(parts) for parts in zip(*found, strict=True))
-    place = (images, neurons)
+    images, neurons, *ends = (torch.cat(parts) for parts in zip(*found, strict=True))
+    place, (low, high) = (images, neurons), (end.to(box.centre.dtype) for end in ends)
     if intersect:
         low = torch.maximum(low, box.lower.flatten(1)[place])
         high = torch.minimum(high, box.upper.flatten(1)[place])
@@ -94,9 +111,10 @@ def _tiles(problem: Problem, value: int, undecided: Tensor) -> Iterator[_Tile]:
 
 
 def _refine_tile(
-    problem: Problem, value: int, undecided: Tensor, tile: _Tile, relaxed: Sequence[Relaxation]
+    problem: Problem, value: int, undecided: Tensor, tile: _Tile, relaxed: Sequence[Relaxation], at_centre: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(image, neuron, lower, upper) of the undecided neurons of a tile."""
+    """(image, neuron, lower, upper) of the undecided neurons of a tile; `at_centre` (image, 2, neuron) bounds z and -z
+    there from below."""
     graph, size = problem.graph, tile.neurons.numel()
     local = undecided[:, tile.neurons.flatten()]
     order = torch.arange(size, device=local.device)
@@ -111,10 +129,11 @@ def _refine_tile(
             empty = problem.centre.new_zeros(which.shape)
             return empty, empty
         start_value, start = _start(graph, value, which[:, :count], tile, problem.centre.dtype)
-        z = problem.at_centre[value].flatten(1)[images].gather(1, neurons[images, rows][:, :count])
+        places = neurons[images, rows][:, None, :count].expand(-1, 2, -1)
+        own = at_centre[images].gather(2, places).flatten(1)
         both = Rows(torch.cat([start.values, -start.values], 1), start.corner)
         over_input, given = substitute(graph, start_value, both, [r.of_images(images) for r in relaxed])
-        bounds = torch.cat([z, -z], 1) + given - concretise(over_input, problem.radius[images])
+        bounds = lowest(added(own, given), over_input, problem.radius[images])
         missing = (0, which.shape[1] - count)
         return F.pad(bounds[:, :count], missing), F.pad(-bounds[:, count:], missing)
 

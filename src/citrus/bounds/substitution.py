@@ -1,48 +1,28 @@
-"""Backward substitution: from linear functions of a value inside the network to planes over the input.
+"""Backward substitution: from linear functions of a value inside the network to linear functions of its input.
 
-    planes = lower_planes(graph, centre, spec, boxes, slopes)
-    lower = planes.lower(radius)
+    rows, given = substitute(graph, value, start, relaxed)
 
 This one function is the core of CROWN, of optimised slopes and of the joint refinement: given the boxes that enter each
-ReLU, any slopes in [0, 1] give sound planes, and the result is differentiable in everything.
+ReLU, any slopes in [0, 1] give sound planes (planes.py), and the result is differentiable in everything. Where
+something is proved the lines around each ReLU stand `apart` by all that is rounded (deviations.py); in training, and
+while slopes climb, they do not.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from citrus.bounds.interval import Box
-from citrus.errors import CitrusError
-from citrus.networks.kernels import exact
+from citrus.bounds.rounding import gamma
 from citrus.networks.operations import Add, Conv, Corner, Flatten, Graph, Operation, Relu, window
 
 Slopes = Sequence[Tensor]
 """One tensor per ReLU: (batch, *neurons), shared by all rows of an image, or (batch, rows, *neurons)."""
-
-
-@dataclass(frozen=True)
-class Planes:
-    """Lower planes in pixel units: value(centre + delta) >= <a, delta> + b for every delta of the box."""
-
-    a: Tensor
-    """Slopes, (batch, rows, *input_shape)."""
-    b: Tensor
-    """Values at delta = 0, (batch, rows)."""
-
-    def __getitem__(self, index: Any) -> "Planes":
-        """The planes of some images."""
-        return Planes(self.a[index], self.b[index])
-
-    def lower(self, radius: Tensor | float) -> Tensor:
-        """The minimum over the box, b - <radius, |a|>: (batch, rows)."""
-        if isinstance(radius, float | int):
-            return self.b - radius * self.a.abs().flatten(2).sum(2)
-        return self.b - dot(self.a.abs(), radius.expand_as(self.a[:, 0])[:, None])
 
 
 @dataclass(frozen=True)
@@ -58,50 +38,11 @@ def adaptive_slopes(box: Box) -> Tensor:
     return (box.upper > -box.lower).to(box.centre.dtype)
 
 
-@exact
-def lower_planes(
-    graph: Graph, centre: Tensor, spec: Tensor | None, boxes: Sequence[Box], slopes: Slopes | None = None
-) -> Planes:
-    """Sound lower planes of spec @ network(centre + delta) for all delta for which each ReLU's input is in its box.
-
-    `spec` is (batch, rows, classes), one row per image if only one combination is wanted; None means the class scores.
-    `boxes` holds the box entering each ReLU. `slopes` in [0, 1] are those of the lower lines of undecided ReLUs.
-    """
-    return training_planes(graph, centre, spec, boxes, slopes)
-
-
-def training_planes(
-    graph: Graph, centre: Tensor, spec: Tensor | None, boxes: Sequence[Box], slopes: Slopes | None = None
-) -> Planes:
-    """`lower_planes` in the precision that torch is set to: what training uses, where nothing is proved."""
-    at_centre = graph.values(centre)
-    spec = rows_of(spec, graph, centre)
-    around = triangles(graph, boxes, at_centre)
-    if slopes is None:
-        relaxed = [triangle.relax() for triangle in around]
-    else:
-        _check_slopes(boxes, slopes)
-        # Slopes outside [0, 1] would not be sound.
-        relaxed = [triangle.relax(slope.clamp(0, 1)) for triangle, slope in zip(around, slopes, strict=True)]
-    rows, given = substitute(graph, len(graph.nodes), Rows(spec), relaxed)
-    return Planes(whole(rows, graph.input_shape), dot(spec, at_centre[-1][:, None]) + given)
-
-
 def rows_of(spec: Tensor | None, graph: Graph, centre: Tensor) -> Tensor:
     """The specification, or a row for each class score where none is given."""
     if spec is not None:
         return spec
     return torch.eye(graph.classes, dtype=centre.dtype, device=centre.device).expand(len(centre), -1, -1)
-
-
-def _check_slopes(boxes: Sequence[Box], slopes: Slopes) -> None:
-    if len(slopes) != len(boxes):
-        raise CitrusError(f"The network has {len(boxes)} ReLU layers, but slopes were given for {len(slopes)}.")
-    for i, (box, slope) in enumerate(zip(boxes, slopes, strict=True)):
-        if slope.shape != box.centre.shape and slope.shape[:1] + slope.shape[2:] != box.centre.shape:
-            raise CitrusError(
-                f"Slopes of ReLU {i} have shape {tuple(slope.shape)}, but its inputs have {tuple(box.centre.shape)}."
-            )
 
 
 class Relaxation(NamedTuple):
@@ -117,9 +58,15 @@ class Relaxation(NamedTuple):
     """lower * z - relu(z) at the centre's z: <= 0, and 0 for a ReLU that is decided."""
     more_loss: Tensor
     """(upper * z - upper * l - relu(z)) - loss."""
+    apart: Tensor | None
+    """How far both lines are moved from each other, for rounding; None where nothing is proved."""
 
     def of_images(self, images: slice) -> "Relaxation":
-        return Relaxation(*(t[images] for t in self))
+        return Relaxation(*(t if t is None else t[images] for t in self))  # type: ignore[arg-type]
+
+    def under(self, rows: "Rows") -> "Relaxation":
+        """The part under a window of rows."""
+        return Relaxation(*(t if t is None else window(t, rows.corner, rows.values) for t in self))  # type: ignore[arg-type]
 
 
 class Triangle(NamedTuple):
@@ -133,6 +80,10 @@ class Triangle(NamedTuple):
     z: Tensor
     """The ReLU's argument at the centre."""
     relu_z: Tensor
+    apart: Tensor | None = None
+
+    def of_rows(self, where: Tensor) -> "Triangle":
+        return Triangle(*(t if t is None else t[where] for t in self))  # type: ignore[arg-type]
 
     def relax(self, slope: Tensor | None = None) -> Relaxation:
         """Both lines, the lower one with the given slope in [0, 1] where the ReLU is undecided, or the adaptive one."""
@@ -140,15 +91,18 @@ class Triangle(NamedTuple):
         if slope is not None:
             lower = torch.where(self.decided, lower, slope if slope.dim() == lower.dim() else slope[:, None])
         more = self.upper - lower
-        return Relaxation(lower, more, lower * self.z - self.relu_z, torch.addcmul(self.intercept, more, self.z))
+        loss, more_loss = lower * self.z - self.relu_z, torch.addcmul(self.intercept, more, self.z)
+        return Relaxation(lower, more, loss, more_loss, self.apart)
 
 
-def triangles(graph: Graph, boxes: Sequence[Box], at_centre: Sequence[Tensor]) -> list[Triangle]:
-    """The triangles of the first len(boxes) ReLUs, given the boxes that enter them."""
+def triangles(
+    graph: Graph, boxes: Sequence[Box], at_centre: Sequence[Tensor], apart: Sequence[Tensor] = ()
+) -> list[Triangle]:
+    """The triangles of the first len(boxes) ReLUs, given the boxes that enter them; `apart` as in deviations.py."""
     found = []
-    for box, i in zip(boxes, graph.relu_inputs, strict=False):
+    for k, (box, i) in enumerate(zip(boxes, graph.relu_inputs, strict=False)):
         decided, upper, intercept = upper_line(box)
-        fields = (decided, adaptive_slopes(box), upper, intercept, at_centre[i], at_centre[i].relu())
+        fields = [decided, adaptive_slopes(box), upper, intercept, at_centre[i], at_centre[i].relu(), *apart[k : k + 1]]
         found.append(Triangle(*(t[:, None] for t in fields)))
     return found
 
@@ -175,7 +129,7 @@ def substitute(graph: Graph, value: int, start: Rows, relaxed: Sequence[Relaxati
 
     def at_relu(rows: Rows, place: int) -> Rows:
         nonlocal given
-        rows, loss = _through_relu(rows, relaxed[place])
+        rows, loss = _through_relu(rows, relaxed[place], len(relaxed))
         given = given + loss
         return rows
 
@@ -201,8 +155,13 @@ def walk_back(graph: Graph, value: int, start: Rows, at_relu: Callable[[Rows, in
     return pending[0]
 
 
-def _through_relu(rows: Rows, relaxed: Relaxation) -> tuple[Rows, Tensor]:
-    lower, more, loss, more_loss = (window(t, rows.corner, rows.values) for t in relaxed)
+def _through_relu(rows: Rows, relaxed: Relaxation, layers: int) -> tuple[Rows, Tensor]:
+    lower, more, loss, more_loss, apart = relaxed.under(rows)
+    if apart is not None:
+        # The products below are summed over a window, and then over the layers of ReLUs.
+        terms = math.prod(rows.values.shape[2:]) + layers
+        apart = apart + gamma(terms, loss.dtype) * (loss.abs() + more_loss.abs() + apart)
+        loss, more_loss = loss - apart, more_loss + 2 * apart
     negative = rows.values.clamp(max=0)
     given = dot(rows.values, loss) + dot(negative, more_loss)
     return Rows(torch.addcmul(rows.values * lower, negative, more), rows.corner), given

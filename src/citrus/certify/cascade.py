@@ -10,19 +10,20 @@ count for each group (together.py).
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from citrus.bounds.chunks import memory_ran_out
+from citrus.attacks.alarm import Alarm
 from citrus.certify.alone import Block, Singles, prove_alone
 from citrus.certify.refine.rounds import OpenGroup
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.settings import CertifySettings, Grouping, Question, pick_verifier
-from citrus.certify.together import prove_together
-from citrus.errors import CitrusError, SoundnessError
+from citrus.certify.together import Together, prove_together
+from citrus.certify.whole.group import PART, PARTS_UP_TO, prove_large
+from citrus.errors import CitrusError, memory_ran_out
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
 from citrus.networks.kernels import true_float32
@@ -43,6 +44,8 @@ class BlockProof:
     singles: Singles | None = None  # None if the block ended in an error
     work: dict[int, OpenGroup] = field(default_factory=dict)
     """Search and refinement of the groups that single-image proofs leave open, by their place in the block."""
+    alarms: tuple[Alarm, ...] = ()
+    """Groups a proof of which an attack broke."""
 
 
 def certify(
@@ -82,25 +85,37 @@ class Cascade:
         _check_weights(plain)
         weights = next((v for node in plain.nodes for v in vars(node.op).values() if isinstance(v, Tensor)), images)
         self.images, self.labels = images.to(weights.dtype), labels
+        if not torch.equal(self.images.to(images.dtype), images):  # then what is proved would be about other images
+            self.images, plain = images, plain.double()
+        if settings.arithmetic == "float32" and weights.dtype != torch.float32:
+            raise CitrusError(
+                f"The network has weights in {weights.dtype}: only arithmetic 'real' can be proved of it."
+            )
+        settings = settings.sized(len(images))
         verifier = pick_verifier(settings.verifier, settings.intermediate, plain)
-        self.question = Question(plain, parse_eps(eps), settings, verifier)
+        self.alarms: list[Alarm] = []
+        self.question = Question(replace(plain, arithmetic=settings.arithmetic), parse_eps(eps), settings, verifier)
 
     @cached_property
-    def scores(self) -> Tensor:
-        """Class scores of the images as they are: (n, classes)."""
+    def predicted(self) -> Tensor:
+        """The class that each image is taken for as it is: (n,). Scores too large for float32 are computed again."""
         with true_float32(), torch.no_grad():
-            return torch.cat([self.question.graph(x) for x in self.images.split(PREDICTED)])
+            scores = torch.cat([self.question.graph(x).double() for x in self.images.split(PREDICTED)])
+            strange = (~scores.isfinite().all(1)).nonzero().flatten()
+            for some in strange.split(PREDICTED):
+                scores[some] = self.question.graph.double()(self.images[some].double())
+            return scores.argmax(1)
 
     @cached_property
     def groups(self) -> list[Tensor]:
         """The groups, as places in the data set. `adaptive` first asks which images are proved alone."""
-        settings, correct = self.question.settings, self.scores.argmax(1) == self.labels
+        settings, correct = self.question.settings, self.predicted == self.labels
         alone = torch.zeros_like(correct)
         if settings.grouping == "adaptive":
             with true_float32(), torch.no_grad():
                 for part in torch.arange(len(correct), device=correct.device).split(self.block_size):
                     alone[part] = ~prove_alone(self.question, self._block([(0, part)])).open.any(1)
-        return form_groups(settings.grouping, settings.group_size, correct, alone)
+        return form_groups(settings.grouping, int(settings.group_size), correct, alone)
 
     @property
     def block_size(self) -> int:
@@ -114,50 +129,105 @@ class Cascade:
         return max(1, min(GPU_BLOCK, room // (BYTES_PER_SLOPE * (plain.classes - 1) * max(1, plain.neurons))))
 
     def blocks(self, skip: frozenset[int] = frozenset()) -> Iterator[BlockProof]:
-        """Proofs block by block, without the groups whose numbers are in `skip`."""
+        """Proofs block by block, without blocks all of whose groups have their numbers in `skip`.
+
+        What is skipped changes no block, because the last digits of a group depend on the groups beside it.
+        """
         block: list[Numbered] = []
-        left = [(number, where) for number, where in enumerate(self.groups) if number not in skip]
         size = self.block_size
-        for entry in left:
-            block.append(entry)
-            if sum(len(where) for _, where in block) >= size or entry is left[-1]:
-                with true_float32(), torch.no_grad():
-                    proof = self._prove(block)
-                yield proof
+        for number, where in enumerate(self.groups):
+            block.append((number, where))
+            if sum(len(where) for _, where in block) >= size or number == len(self.groups) - 1:
+                if not skip.issuperset(number for number, _ in block):
+                    with true_float32(), torch.no_grad():
+                        proof = self._prove(block)
+                    self.alarms += proof.alarms
+                    yield proof
                 block = []
 
     def result(self, rows: Iterable[GroupResult]) -> Certification:
         """The answer that these rows give."""
         question, settings = self.question, self.question.settings
+        rows = tuple(rows)  # which may be proved by this
         return Certification(
-            rows=tuple(rows),
+            rows=rows,
             images=len(self.images),
             eps=question.eps,
-            group_size=settings.group_size,
+            group_size=int(settings.group_size),
             grouping=settings.grouping,
             verifier=settings.verifier,
+            arithmetic=settings.arithmetic,
             stage_seconds=question.seconds,
+            alarms=tuple(self.alarms),
         )
 
     def _block(self, groups: list[Numbered]) -> Block:
         index = torch.cat([where for _, where in groups])
         owner = torch.cat([torch.full_like(where, k) for k, (_, where) in enumerate(groups)])
-        return Block(index, self.images[index], self.labels[index], self.scores[index], owner)
+        return Block(index, self.images[index], self.labels[index], self.predicted[index], owner)
 
     def _prove(self, groups: list[Numbered]) -> BlockProof:
         """All stages for some groups. Images that are misclassified count as lost and take no part."""
+        if self.question.verifier.whole and max(len(where) for _, where in groups) > self.question.settings.searched:
+            proofs = [self._prove_large(number, where) for number, where in groups]
+            return BlockProof(tuple(row for row, _ in proofs), alarms=tuple(a for _, found in proofs for a in found))
         started, block = time.perf_counter(), self._block(groups)
         try:
             singles = prove_alone(self.question, block)
-            attacked, work = prove_together(self.question, singles)
+            together = prove_together(self.question, singles)
         except (RuntimeError, MemoryError) as error:
             if not memory_ran_out(error):
                 raise
             return self._failed(groups, block, f"out of memory: {error}")
-        elapsed = time.perf_counter() - started
+        elapsed, work = time.perf_counter() - started, together.work
         shared = (elapsed - sum(group.clock.spent for group in work.values())) / len(groups)
-        rows = [_row(*groups[k], singles, k, attacked[k], work.get(k), shared) for k in range(len(groups))]
-        return BlockProof(tuple(rows), singles, work)
+        rows, alarms = [], []
+        for k, (number, where) in enumerate(groups):
+            row = _row(number, where, singles, k, together, shared)
+            if k in together.broken:
+                alarms.append(self._alarm(number, singles, k, together))
+                row = replace(row, certified=0, attacked=row.correct, verdict=Verdict.ERROR, note=together.broken[k][0])
+            rows.append(row)
+        return BlockProof(tuple(rows), singles, work, tuple(alarms))
+
+    def _prove_large(self, number: int, where: Tensor) -> tuple[GroupResult, tuple[Alarm, ...]]:
+        """All stages for one group of many images."""
+        started, index = time.perf_counter(), tuple(where.tolist())
+        try:
+            found = prove_large(self.question, self._parts(where), len(where) <= PARTS_UP_TO)
+        except (RuntimeError, MemoryError) as error:
+            if not memory_ran_out(error):
+                raise
+            right = int((self.predicted[where] == self.labels[where]).sum())
+            note = f"out of memory: {error}"
+            return GroupResult(number, index, right, 0, right, Verdict.ERROR, note=note), ()
+        row = GroupResult(
+            group=number,
+            index=index,
+            correct=found.correct,
+            certified=found.certified,
+            attacked=found.attacked,
+            verdict=verdict_of(len(index), found.certified, found.attacked, found.timed_out),
+            stages={name: count for name, count in found.stages.items() if count},
+            seconds=round(time.perf_counter() - started, 3),
+        )
+        if not found.broken:
+            return row, ()
+        assert found.delta is not None
+        group = where, self.images[where], self.labels[where]
+        alarm = Alarm(number, found.broken, self.question.eps, *group, found.delta, self.question.settings.arithmetic)
+        return replace(row, certified=0, attacked=row.correct, verdict=Verdict.ERROR, note=found.broken), (alarm,)
+
+    def _parts(self, where: Tensor) -> Iterator[Block]:
+        """The images of a large group in blocks, each in the parts that are searched together."""
+        part = min(PART, self.question.settings.searched)
+        for some in where.split(max(1, self.block_size // part) * part):
+            yield self._block(list(enumerate(some.split(part))))
+
+    def _alarm(self, number: int, singles: Singles, k: int, together: Together) -> Alarm:
+        mine, (claim, delta) = singles.owner == k, together.broken[k]
+        group = singles.index[mine], singles.images[mine], singles.labels[mine]
+        return Alarm(number, claim, self.question.eps, *group, delta, self.question.settings.arithmetic)
 
     def _failed(self, groups: list[Numbered], block: Block, note: str) -> BlockProof:
         """Nothing is proved, and nothing is known against the images that are classified right."""
@@ -168,18 +238,16 @@ class Cascade:
         return BlockProof(tuple(rows))
 
 
-def _row(
-    number: int, where: Tensor, singles: Singles, k: int, attacked: int, work: OpenGroup | None, shared: float
-) -> GroupResult:
+def _row(number: int, where: Tensor, singles: Singles, k: int, together: Together, shared: float) -> GroupResult:
     """The row of the k-th group of a block, which took `shared` seconds of what all groups needed."""
-    mine = singles.owner == k
+    mine, work, attacked = singles.owner == k, together.work.get(k), together.attacked[k]
     stages = singles.stage_counts(mine)
     if work is not None:
         stages |= {"search": work.first, "joint": work.result.survivors - work.first}
     certified, index = sum(stages.values()), tuple(where.tolist())
-    if certified > attacked:
+    if certified > attacked and k not in together.broken:
         text = f"is certified for {certified} of them, but an attack leaves only {attacked}"
-        raise SoundnessError(f"The group of images {list(index)} {text}.")
+        together.broken[k] = f"The group of images {list(index)} {text}.", together.deltas[k]
     return GroupResult(
         group=number,
         index=index,

@@ -18,9 +18,16 @@ from citrus.checker.certificate import write_certificates
 from citrus.checker.proofs import Certificate, PlaneSource, Proof, Round
 
 
-def write_block(folder: Path, question: Question, block: BlockProof, network_path: str | None = None) -> dict[int, int]:
-    """Write a certificate for each group of a block; how many images each file proves, by the group's number."""
-    certificates = certificates_of(question, block)
+def write_block(
+    folder: Path,
+    question: Question,
+    block: BlockProof,
+    network_path: str | None = None,
+    skip: frozenset[int] = frozenset(),
+) -> dict[int, int]:
+    """Write a certificate for each group of a block, without those in `skip`; how many images each file proves, by the
+    group's number."""
+    certificates = [given for given in certificates_of(question, block) if given.number not in skip]
     written = write_certificates(folder, question.graph, certificates, network_path)
     return {given.number: file.survivors for given, file in zip(certificates, written, strict=True)}
 
@@ -40,8 +47,6 @@ class _BlockExport:
         self.question, self.singles = question, singles
         self.place = singles.place
         self.home: dict[int, int] = {}  # place in the block -> place in the group
-        # Rows that CROWN's planes prove: (live image, row).
-        self.by_crown = [planes.lower(question.eps) > 0 for planes in singles.planes[:1]]
         self.made: dict[tuple[int, int, int], PlaneSource] = {}
 
     def certificate(self, k: int, row: GroupResult, work: OpenGroup | None) -> Certificate:
@@ -62,6 +67,7 @@ class _BlockExport:
             labels=singles.labels[mine].cpu(),
             eps=self.question.eps,
             intermediate=self.question.verifier.linear.intermediate,
+            arithmetic=self.question.settings.arithmetic,
             proofs=tuple(proofs),
             survivors=row.certified,
             parts=(*((self.home[image],) for image in members if image not in hard), *parts),
@@ -84,7 +90,7 @@ class _BlockExport:
             choices = ((self.home[image], label),)
             if stage == ALONE.index("alpha"):
                 yield Proof(choices, (self._source(image, row, 1),), (1.0,))
-            elif stage >= 0 and image in self.place and bool(self.by_crown[0][self.place[image], row]):
+            elif stage >= 0 and image in self.place and bool(self.singles.by_crown[self.place[image], row]):
                 yield Proof(choices, (self._source(image, row, 0),), (1.0,))
             elif stage >= 0:
                 yield Proof(choices)

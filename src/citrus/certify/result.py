@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from citrus.attacks.alarm import Alarm
+from citrus.certify.unseen import least_share, share_from_batches
+from citrus.networks.operations import Arithmetic
+
 ALONE = ("interval", "crown", "alpha")
 """Stages that prove one image at a time, cheapest first."""
-STAGES = (*ALONE, "search", "joint")
-"""All stages that prove images; the last two prove them in their group."""
+STAGES = (*ALONE, "search", "joint", "whole")
+"""All stages that prove images; the last three prove them in their group, `whole` in one dual for a large one."""
 
 
 class Verdict(StrEnum):
@@ -21,7 +25,7 @@ class Verdict(StrEnum):
     TIMEOUT = "timeout"
     """The proof and the attack leave a gap, and the group's time was over."""
     ERROR = "error"
-    """Something went wrong (NaN, out of memory, ...); the group counts as not certified."""
+    """Memory ran out, or an attack broke a proof, which is a bug; the group counts as not certified."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,11 @@ class Certification:
     group_size: int
     grouping: str
     verifier: str
+    arithmetic: Arithmetic = "real"
+    """What the network is: the function of its weights over the real numbers, or every program in float32."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    alarms: tuple[Alarm, ...] = field(default=(), repr=False)
+    """Proofs that an attack broke, of the groups certified just now: bugs. Their rows are errors."""
 
     @property
     def certified(self) -> float:
@@ -78,6 +86,16 @@ class Certification:
     def correct(self) -> float:
         """Clean accuracy in percent of all images."""
         return 100 * sum(row.correct for row in self.rows) / self.images
+
+    def unseen(self, confidence: float = 0.99) -> float:
+        """A lower bound, in percent of all inputs like these, with this confidence: if the images were drawn at random
+        and the network was neither trained nor chosen with them."""
+        return 100 * least_share(sum(row.certified for row in self.rows), self.images, confidence)
+
+    def from_batches(self, confidence: float = 0.99) -> float | None:
+        """The same by Zeng et al. (2023) from full groups in the order of the images; None where there are none."""
+        full = [row.certified / self.group_size for row in self.rows if len(row.index) == self.group_size]
+        return 100 * share_from_batches(full, confidence) if self.grouping == "dataset" and full else None
 
     @property
     def errors(self) -> int:

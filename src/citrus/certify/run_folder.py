@@ -6,10 +6,13 @@ end. The same call again goes on where it was stopped.
 OUT/VERIFIER-EPS-nN-GROUPING.jsonl    what was asked (network, eps, images, settings) in the first line, then the rows
 OUT/VERIFIER-EPS-nN-GROUPING.json     the summary
 OUT/VERIFIER-EPS-nN-GROUPING-certificates/
+OUT/VERIFIER-EPS-nN-GROUPING-broken/       only if an attack broke a proof, which is a bug
+OUT/VERIFIER-EPS-nN-GROUPING-states/       how far large groups are, until all are done
 """
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -18,12 +21,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from citrus.attacks.alarm import Alarm, save_alarm
 from citrus.certify.cascade import Cascade
 from citrus.certify.export import certificate_path, fingerprint, write_block
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.settings import CertifySettings
 from citrus.errors import CitrusError
-from citrus.files import append_line, read_lines, write_json, write_text
+from citrus.files import append_line, line_of, locked, read_lines, write_json, write_text
 from citrus.inputs import eps_in_name
 from citrus.networks import Graph
 
@@ -41,47 +45,67 @@ def certify_into(
     *,
     certificates: bool = False,
     name: str | None = None,
+    used: str = "",
     on_rows: OnRows = lambda rows, done, total: None,
+    on_text: Callable[[str], None] = lambda text: None,
 ) -> Certification:
     """Certify as `certify` does, keeping every row in the folder `out`; what is there already is not redone.
 
     `certificates` writes the proofs, too; `name` is where the network lies (a run folder or an ONNX file), for `citrus
-    check` to find it. `on_rows` hears of each block of groups.
+    check` to find it; `used` says what the images were used for before, if the network's training or choice saw them:
+    then nothing is said about other inputs. `on_rows` hears of each block of groups, `on_text` of large groups.
     """
     cascade = Cascade(network, images, labels, eps, settings)
-    question, path = cascade.question, row_path(out, cascade.question.eps, settings)
+    settings = cascade.question.settings
+    path = row_path(out, cascade.question.eps, settings)
+    states = path.with_name(f"{path.stem}-states")
+    question = cascade.question = replace(cascade.question, tell=on_text, keep_in=states)
     folder = certificate_folder(out, question.eps, settings) if certificates else None
     asked = {"network": fingerprint(question.graph), "eps": question.eps, "images": len(images)}
     asked |= {"data": _digest(images, labels), **asdict(settings)}
     asked["intermediate"] = question.verifier.linear.intermediate  # what auto stands for
-    del asked["block"]  # it changes no result
-    rows = RowFile(path, asked)
-    done = frozenset(row.group for row in rows.rows if _is_done(row, folder))
-    total, started = len(cascade.groups), time.perf_counter()
-    on_rows((), len(done), total)
-    for block in cascade.blocks(skip=done):
-        counts = {} if folder is None else write_block(folder, question, block, name)
-        kept = [_lowered(row, counts.get(row.group, row.certified)) for row in block.rows]
-        rows.add(kept)
-        on_rows(kept, len(rows.rows), total)
-    result = cascade.result(rows.rows)
-    totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
-    counted = {"outcomes": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
-    seconds = round(time.perf_counter() - started, 2)
-    write_json(path.with_suffix(".json"), {**asked, **totals, **counted, "seconds": seconds})
+    del asked["block"], asked["memory"]  # they change no result, or only what cannot be had
+    with locked(path.parent, path.stem):
+        rows = RowFile(path, asked)
+        done = frozenset(row.group for row in rows.rows if _is_done(row, folder))
+        total, started = len(cascade.groups), time.perf_counter()
+        on_rows((), len(done), total)
+        for block in cascade.blocks(skip=done):
+            kept_before = done - {alarm.group for alarm in block.alarms}
+            counts = {} if folder is None else write_block(folder, question, block, name, kept_before)
+            fresh = (row for row in block.rows if row.group not in kept_before)
+            kept = [_lowered(row, counts.get(row.group, row.certified)) for row in fresh]
+            kept = [_told(row, block.alarms, broken_folder(out, question.eps, settings), name) for row in kept]
+            rows.add(kept)
+            on_rows(kept, len(rows.rows), total)
+        result = cascade.result(rows.rows)
+        totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
+        said = {"unseen": None if used else result.unseen(), "used": used}
+        counted = {"outcomes": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
+        if not result.errors:
+            shutil.rmtree(states, ignore_errors=True)
+        seconds = round(time.perf_counter() - started, 2)
+        write_json(path.with_suffix(".json"), {**asked, **totals, **said, **counted, "seconds": seconds})
     return result
 
 
 def row_path(out: str | Path, eps: float, settings: CertifySettings) -> Path:
     """The file of rows of a certification."""
-    radius = eps_in_name(eps)
-    return Path(out) / f"{settings.verifier}-{radius}-n{settings.group_size}-{settings.grouping}.jsonl"
+    arithmetic = "" if settings.arithmetic == "real" else f"-{settings.arithmetic}"
+    name = f"{settings.verifier}-{eps_in_name(eps)}-n{settings.group_size}-{settings.grouping}{arithmetic}"
+    return Path(out) / f"{name}.jsonl"
 
 
 def certificate_folder(out: str | Path, eps: float, settings: CertifySettings) -> Path:
     """The folder of certificates beside the rows."""
     path = row_path(out, eps, settings)
     return path.with_name(f"{path.stem}-certificates")
+
+
+def broken_folder(out: str | Path, eps: float, settings: CertifySettings) -> Path:
+    """The folder of proofs that an attack broke."""
+    path = row_path(out, eps, settings)
+    return path.with_name(f"{path.stem}-broken")
 
 
 def read_rows(path: str | Path) -> tuple[dict[str, Any], list[GroupResult], int]:
@@ -99,7 +123,7 @@ class RowFile:
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         self.path = path
-        asked = json.loads(json.dumps(asked))
+        self.asked = asked = json.loads(json.dumps(asked))
         before, rows, broken = read_rows(path)
         if before and before != asked:
             changed = [name for name in asked if before.get(name) != asked[name]]
@@ -109,17 +133,26 @@ class RowFile:
         if broken > 1 or (rows and not before):
             raise CitrusError(f"{path} is damaged or no file of rows: move it away.")
         self.by_group = {row.group: row for row in rows}
-        kept = "".join(json.dumps(line) + "\n" for line in (asked, *map(asdict, rows)))
-        if not path.exists() or path.read_text(errors="replace") != kept:  # new, or cut short by a crash
-            write_text(path, kept)
+        if not path.exists() or path.read_text(errors="replace") != self.text:  # new, or cut short by a crash
+            write_text(path, self.text)
 
     @property
     def rows(self) -> list[GroupResult]:
         return [row for _, row in sorted(self.by_group.items())]
 
+    @property
+    def text(self) -> str:
+        return "".join(map(line_of, (self.asked, *map(asdict, self.rows))))
+
     def add(self, rows: Iterable[GroupResult]) -> None:
-        for row in rows:
-            self.by_group[row.group] = row
+        """The row of a group that was done again takes the place of the one before."""
+        found = {row.group: row for row in rows}
+        again = not self.by_group.keys().isdisjoint(found)
+        self.by_group |= found
+        if again:
+            write_text(self.path, self.text)
+            return
+        for row in found.values():
             append_line(self.path, asdict(row))
 
 
@@ -128,8 +161,8 @@ def _row(values: dict[str, Any]) -> GroupResult | None:
     try:
         row = GroupResult(**{**values, "index": tuple(values["index"]), "verdict": Verdict(values["verdict"])})
         counts = (row.group, row.correct, row.certified, row.attacked, *row.index, *row.stages.values())
-        whole = all(type(count) is int and count >= 0 for count in counts)
-        return row if whole and 0 <= row.seconds < float("inf") and isinstance(row.note, str) else None
+        whole = all(type(count) is int and 0 <= count < 1 << 53 for count in counts)
+        return row if whole and 0 <= row.seconds < 1e300 and isinstance(row.note, str) else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
@@ -145,6 +178,16 @@ def _lowered(row: GroupResult, proved: int) -> GroupResult:
         return row
     verdict = verdict_of(len(row.index), proved, row.attacked, row.verdict is Verdict.TIMEOUT)
     return replace(row, certified=proved, verdict=verdict, note=f"{row.certified - proved} proofs fail in float64")
+
+
+def _told(row: GroupResult, alarms: Iterable[Alarm], folder: Path, network: str | None) -> GroupResult:
+    """The row of a group a proof of which was broken says where both witnesses are kept."""
+    for alarm in alarms:
+        if alarm.group == row.group:
+            path = certificate_path(folder, row.group)
+            save_alarm(path, replace(alarm, network=network or ""))
+            return replace(row, note=f"{row.note} Please report it, with what `citrus check {path}` shows.")
+    return row
 
 
 def _digest(images: Tensor, labels: Tensor) -> str:

@@ -1,63 +1,116 @@
 """Proofs about groups: the universal attack, the exact search, and the joint refinement, for all groups of a block.
 
-The attack comes first: it gives the upper bound, and its perturbations save the search questions. Search and refinement
-of a group are paid from its own clock (clock.py), whatever the groups beside it take.
+The attack comes first: it gives the upper bound, and its perturbations save the search questions. An image counts as
+fooled when its margin is not positive whatever is rounded, so that the upper bound is as true as the lower one, and an
+attack that breaks a proof is a bug and no accident of rounding. Search and refinement of a group are paid from its own
+clock (clock.py), whatever the groups beside it take.
 """
+
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from citrus.attacks import Ascent, fooled, pgd, universal_pgd
-from citrus.bounds.margins import margins
-from citrus.certify.alone import ROUNDING, Singles
+from citrus.attacks import Ascent, fooled, highest_margins, pgd, universal_pgd, within
+from citrus.certify.alone import Singles
 from citrus.certify.clock import Clock
 from citrus.certify.refine.rounds import OpenGroup, refine_groups
 from citrus.certify.refine.sets import Instance
 from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SubsetSearch
 from citrus.certify.settings import Question
-from citrus.errors import SoundnessError
 
 CHALLENGE = Ascent(steps=10)
+POINTS = 200  # whose margins are computed at a time
 
 
-def prove_together(question: Question, singles: Singles) -> tuple[list[int], dict[int, OpenGroup]]:
-    """How many images of each group the attack leaves, and by number the groups that single-image proofs leave open:
-    searched, and refined if the verifier does so."""
+@dataclass
+class Together:
+    """What was found out about the groups of a block, by their number in it."""
+
+    attacked: dict[int, int]
+    """How many images of the group an attack leaves."""
+    deltas: dict[int, Tensor]
+    """The perturbation (C, H, W) of each group that single-image proofs leave open."""
+    work: dict[int, OpenGroup] = field(default_factory=dict)
+    """Search and refinement of these groups."""
+    broken: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    """Proofs that an attack broke: what was claimed, and the perturbation."""
+
+
+def prove_together(question: Question, singles: Singles) -> Together:
+    """Attack all groups, search those that single-image proofs leave open, and refine them if the verifier does so."""
     owner, hard = singles.owner, singles.correct & singles.open.any(1)
     count = int(owner.max()) + 1
-    members = {k: found for k in range(count) if (found := ((owner == k) & hard).nonzero().flatten().tolist())}
-    attacked = [int(singles.correct[owner == k].sum()) for k in range(count)]
+    members = {k: mine for k in range(count) if (mine := ((owner == k) & hard).nonzero().flatten().tolist())}
     with question.timed("attack"):
-        _challenge(question, singles)
-        deltas = _attack(question, singles, members)
-        for k, delta in deltas.items():
-            attacked[k] -= _lost(question, singles, owner == k, delta)
+        found = Together(
+            {k: int(singles.correct[owner == k].sum()) for k in range(count)}, _attack(question, singles, members)
+        )
+        _challenge(question, singles, found)
+        margins = _margins(question, singles, found)
     with question.timed("search"):
-        work = {k: _search(question, singles, members[k], delta) for k, delta in deltas.items()}
-    if question.verifier.joint is not None and work:
+        found.work.update(
+            {k: _search(question, singles, members[k], delta, margins) for k, delta in found.deltas.items()}
+        )
+    if question.verifier.joint is not None and found.work:
         with question.timed("joint"):
-            _refine(question, singles, list(work.values()))
-    return attacked, work
+            _refine(question, singles, list(found.work.values()))
+    for k, group in found.work.items():
+        if group.broken:
+            found.broken[k] = group.broken, found.deltas[k]
+    return found
 
 
-def _challenge(question: Question, singles: Singles) -> None:
-    """A short attack on each image that is proved alone: cheap, and a bound that is unsound stops the run here."""
+def _challenge(question: Question, singles: Singles, found: Together) -> None:
+    """A short attack on each image that is proved alone: cheap, and a bound that is unsound is found out here."""
     proved = (singles.correct & ~singles.open.any(1)).nonzero().flatten()
     if not len(proved):
         return
     x, y = singles.images[proved], singles.labels[proved]
     generator = torch.Generator(x.device).manual_seed(question.settings.seed)
     delta = pgd(question.graph, x, y, question.eps, CHALLENGE, generator=generator)
-    _no_proof_is_broken(singles, proved, fooled(question.graph(x + delta), y))
+    which = fooled(question.graph(x + delta), y).nonzero().flatten()
+    if len(which):
+        lost = (_highest(question, singles, proved[which], delta[which]) <= 0).any(1)
+        _note_broken(singles, found, proved[which[lost]], delta[which[lost]])
 
 
-def _no_proof_is_broken(singles: Singles, where: Tensor, wrong: Tensor) -> None:
-    """`wrong` tells which of the images `where` an attack fools."""
-    broken = where[wrong & ~singles.open[where].any(1)]
-    if len(broken):
-        name = int(singles.index[broken[0]])
-        raise SoundnessError(f"Image {name} of the data set is certified alone, and yet an attack fools it.")
+def highest(question: Question, images: Tensor, labels: Tensor, delta: Tensor) -> Tensor:
+    """Upper bounds of the margins of images under perturbations of their own."""
+    delta, parts = within(delta.double(), question.eps), []
+    for x, y, step in zip(images.split(POINTS), labels.split(POINTS), delta.split(POINTS), strict=True):
+        parts.append(highest_margins(question.graph, x.double() + step, y))
+    return torch.cat(parts)
+
+
+def _highest(question: Question, singles: Singles, where: Tensor, delta: Tensor) -> Tensor:
+    return highest(question, singles.images[where], singles.labels[where], delta)
+
+
+def _note_broken(singles: Singles, found: Together, where: Tensor, delta: Tensor) -> None:
+    """These images are proved alone, and yet perturbations fool them."""
+    for image, step in zip(where.tolist(), delta, strict=True):
+        claim = f"Image {int(singles.index[image])} of the data set is certified alone, and yet an attack fools it."
+        found.broken[int(singles.owner[image])] = claim, step
+
+
+def _margins(question: Question, singles: Singles, found: Together) -> Tensor:
+    """Upper bounds of all margins under the group's perturbation: (n, rows), infinite where there is none. What is lost
+    is taken from `attacked`."""
+    margins = torch.full(singles.stage.shape, torch.inf, dtype=torch.float64, device=singles.images.device)
+    if not found.deltas:
+        return margins
+    groups = torch.tensor(list(found.deltas), device=singles.owner.device)
+    where = (torch.isin(singles.owner, groups) & singles.correct).nonzero().flatten()
+    steps = torch.stack([found.deltas[k] for k in singles.owner[where].tolist()])
+    margins[where] = _highest(question, singles, where, steps)
+    lost = (margins <= 0).any(1)
+    for k in found.deltas:
+        found.attacked[k] -= int((lost & (singles.owner == k)).sum())
+    proved = lost & ~singles.open.any(1)
+    _note_broken(singles, found, proved.nonzero().flatten(), steps[proved[where]])
+    return margins
 
 
 def _attack(question: Question, singles: Singles, members: dict[int, list[int]]) -> dict[int, Tensor]:
@@ -73,28 +126,23 @@ def _attack(question: Question, singles: Singles, members: dict[int, list[int]])
     return dict(zip(members, found.delta, strict=True))
 
 
-def _lost(question: Question, singles: Singles, mine: Tensor, delta: Tensor) -> int:
-    """How many correct images of a group a perturbation fools. It must not fool one that is proved."""
-    index = (mine & singles.correct).nonzero().flatten()
-    wrong = fooled(question.graph(singles.images[index] + delta), singles.labels[index])
-    _no_proof_is_broken(singles, index, wrong)
-    return int(wrong.sum())
-
-
-def _search(question: Question, singles: Singles, members: list[int], delta: Tensor) -> OpenGroup:
+def _search(question: Question, singles: Singles, members: list[int], delta: Tensor, margins: Tensor) -> OpenGroup:
     """Search over the open choices of a group, with the attack's perturbation as a first witness."""
     clock, place = Clock(question.settings.budget), singles.place
     with clock.running():
-        places = [place[i] for i in members]
-        slopes = torch.stack([planes.a[places].flatten(2) for planes in singles.planes], 2)
-        offsets = torch.stack([planes.b[places] for planes in singles.planes], 2)
-        offsets = offsets - ROUNDING * (offsets.abs() + question.eps * slopes.abs().sum(3))
-        undecided, wrong = singles.open[members], singles.wrong[members]
-        search = SubsetSearch(ChoicePlanes.of(slopes, offsets, wrong, question.eps, undecided))
-        scores = question.graph(singles.images[members] + delta)
-        violated = (margins(scores, singles.labels[members]) <= 0) & undecided
-        search.known.add_witness(delta, [(i, int(wrong[i, j])) for i, j in violated.nonzero().tolist()])
-    return OpenGroup(places, search, clock, share=1.0 if question.verifier.joint is None else 0.5)
+        mine = torch.isin(singles.choices[:, 0], torch.tensor(members, device=singles.choices.device))
+        image, row = singles.choices[mine].unbind(1)
+        choices = [
+            (members.index(i), j) for i, j in zip(image.tolist(), singles.wrong[image, row].tolist(), strict=True)
+        ]
+        kinds = [(planes.a[mine], planes.b[mine]) for planes in singles.planes]
+        slopes, offsets = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*kinds, strict=True))
+        owner = torch.arange(len(choices), device=slopes.device).repeat_interleave(len(kinds))
+        search = SubsetSearch(ChoicePlanes(len(members), question.eps, tuple(choices), owner, slopes, offsets))
+        fallen = (margins[image, row] <= 0).tolist()
+        search.known.add_witness(delta, [choice for choice, gone in zip(choices, fallen, strict=True) if gone])
+    share = 1.0 if question.verifier.joint is None else 0.5
+    return OpenGroup([place[i] for i in members], search, clock, share)
 
 
 def _refine(question: Question, singles: Singles, groups: list[OpenGroup]) -> None:

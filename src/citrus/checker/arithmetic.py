@@ -6,6 +6,12 @@ of n products is off by at most gamma_n = n u / (1 - n u) times the sum of their
 Stability of Numerical Algorithms", section 3.1). Convolutions are matrix products of unfolded images, because Winograd
 or Fourier transforms have larger errors. `gamma` doubles gamma_(n + 8): the double covers the rounding of the bound
 itself, which is a sum of numbers >= 0, and the 8 covers the few operations around a sum. TINY stands for underflow.
+
+What a certificate is about is the layers of the network as they were stored. Where some were folded into one, its
+weights may be off by the share `off` of themselves, or by `stray` where they are next to nothing, and its bias by
+`slack`; |w| is the size of all that went into it, `mass`. If the certificate says float32 it is about every program
+that runs the layers in float32 (u = 2^-24): the same model of its sums, with 16 terms more for layers that were folded
+here and are not there.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +24,8 @@ from torch import Tensor
 from citrus.networks.operations import Affine, Conv, Flatten, Graph, Linear, Relu, Scale
 
 UNIT = 2.0**-53
+UNIT_32 = 2.0**-24
+TINY_32 = 1e-30
 TINY = 1e-300  # more than the underflow of 10^7 products even where subnormal numbers are flushed to zero
 
 Corner = tuple[int, int]
@@ -30,10 +38,17 @@ def gamma(terms: int) -> float:
     return 2 * n * UNIT / (1 - n * UNIT)
 
 
+def gamma_of_float32(terms: int) -> float:
+    """The same of a program that sums in float32, with 16 terms more; infinite where there are too many."""
+    n = terms + 16 + 8
+    return 2 * n * UNIT_32 / (1 - n * UNIT_32) if 4 * n * UNIT_32 < 1 else float("inf")
+
+
 class Network:
     """A graph's weights in float64 and their absolute values."""
 
     def __init__(self, graph: Graph) -> None:
+        self.rounds = graph.arithmetic == "float32"
         self.exact = graph.map(lambda t: t.detach().cpu().double())
         self.absolute = self.exact.map(Tensor.abs)
         self.nodes = self.exact.nodes
@@ -115,10 +130,19 @@ def transposed(
 
 def bias_of(op: Affine, shape: tuple[int, ...]) -> Tensor:
     """What is added to W x, as a tensor of this shape."""
-    if isinstance(op, Flatten):
-        return torch.zeros(shape, dtype=torch.float64)
-    per_channel = isinstance(op, Conv) and op.bias.dim() == 1
-    return (op.bias[:, None, None] if per_channel else op.bias).expand(shape)
+    return torch.zeros(shape, dtype=torch.float64) if isinstance(op, Flatten) else beside(op, op.bias, shape)
+
+
+def beside(op: Affine, bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A bias of an operation, or numbers in its place, as a tensor of this shape."""
+    return (bias[:, None, None] if isinstance(op, Conv) and bias.dim() == 1 else bias).expand(shape)
+
+
+def mass_of(op: Affine, shape: tuple[int, ...]) -> Tensor:
+    """The size of all that was summed into the bias, as a tensor of this shape."""
+    if isinstance(op, Flatten) or op.mass is None:
+        return bias_of(op, shape).abs()
+    return beside(op, op.mass, shape)
 
 
 def terms_of(op: Affine) -> int:

@@ -6,7 +6,8 @@
 One safetensors file per group, written in one step, so that a run that is stopped loses at most the unfinished group.
 Its tensors, with p planes, k proofs and n images:
 
-    about      JSON as bytes: version, eps, intermediate, network (fingerprint, path), number, survivors, parts
+    about      JSON as bytes: version, eps, intermediate, arithmetic, network (fingerprint, path), number, survivors,
+               parts
     images     (n, C, H, W) uint8 where float32(images / 255) gives the very images, else float32; labels, index (n,)
     planes     (p, 4): image, wrong label, 0 | 8 | 32 for adaptive slopes or bits of stored ones, row of that table
     slopes8    (rows, ReLUs) uint8, slope = number / 255; slopes32 float32
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from citrus.checker.arithmetic import Network
 from citrus.checker.proofs import Certificate, Evaluator, PlaneSource, Proof, Round, confirmed
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
-from citrus.networks.operations import Graph
+from citrus.networks.operations import Arithmetic, Graph
 
 VERSION = 2
 ADAPTIVE = 0
@@ -51,10 +52,11 @@ class Written:
 
 
 def fingerprint(graph: Graph) -> str:
-    """sha256 over the operations with their inputs, shapes, strides and weights; names and precision do not count."""
+    """sha256 over the operations with their inputs, shapes, strides and weights; names and precision do not count, nor
+    what folding may have rounded."""
     digest = hashlib.sha256(repr(tuple(graph.input_shape)).encode())
     for node in graph.nodes:
-        fields = vars(node.op)
+        fields = {name: value for name, value in vars(node.op).items() if name not in ("mass", "slack", "off", "stray")}
         plain = {name: value for name, value in fields.items() if not isinstance(value, Tensor)}
         place = (type(node.op).__name__, tuple(node.inputs), tuple(node.shape), sorted(plain.items()))
         digest.update(repr(place).encode())
@@ -166,6 +168,7 @@ def store(path: Path, certificate: Certificate) -> None:
         "version": VERSION,
         "eps": certificate.eps,
         "intermediate": certificate.intermediate,
+        "arithmetic": certificate.arithmetic,
         "network": {"fingerprint": certificate.network, "path": certificate.network_path},
         "number": certificate.number,
         "survivors": certificate.survivors,
@@ -196,7 +199,7 @@ def read_certificate(path: str | Path) -> Certificate:
         if about["version"] != VERSION:
             raise ValueError(f"version {about['version']!r}, but this Citrus reads version {VERSION}")
         return _parse(tensors, about)
-    except (KeyError, ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError, AttributeError, OverflowError) as error:
         raise CitrusError(f"{path} is no certificate that can be used ({type(error).__name__}: {error}).") from error
 
 
@@ -206,6 +209,9 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
     labels, index = (tensors[name].long().reshape(len(images)) for name in ("labels", "index"))
     tables = {bits: tensors[f"slopes{bits}"] for bits in (8, 32) if f"slopes{bits}" in tensors}
     planes = tensors["planes"].long().tolist()
+    listed = {(i, j, bits, row if bits else ADAPTIVE) for i, j, bits, row in planes}
+    if len(listed) < len(planes) or any(row < 0 for *_, row in planes):  # each one costs time and memory
+        raise ValueError("a plane is listed twice, or has slopes that do not exist")
     sources = [PlaneSource(i, j, None if bits == ADAPTIVE else tables[bits][row]) for i, j, bits, row in planes]
     counts = tensors["proofs"].long().reshape(-1, 3).T.tolist()
     choices = tensors["choices"].long().reshape(-1, 2).split(counts[0])
@@ -221,7 +227,9 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
         )
         for chosen, rows, weights, count in zip(choices, members, lambdas, counts[2], strict=True)
     )
-    eps, parts = float(about["eps"]), about["parts"]
+    eps, parts, where = float(about["eps"]), about["parts"], about["network"]["path"]
+    if where is not None and not isinstance(where, str):
+        raise ValueError(f"the network lies at {where!r}")
     if not 0 <= eps < float("inf"):
         raise ValueError(f"eps must be a finite number >= 0, got {eps}")
     return Certificate(
@@ -234,15 +242,24 @@ def _parse(tensors: dict[str, Tensor], about: dict[str, Any]) -> Certificate:
         proofs=proofs,
         survivors=int(about["survivors"]),
         parts=None if parts is None else tuple(tuple(int(i) for i in part) for part in parts),
+        arithmetic=_arithmetic(about.get("arithmetic", "real")),  # older files do not say
         network=str(about["network"]["fingerprint"]),
-        network_path=about["network"]["path"],
+        network_path=where,
     )
+
+
+def _arithmetic(name: Any) -> Arithmetic:
+    if name not in get_args(Arithmetic):
+        raise ValueError(f"arithmetic must be real or float32, got {name!r}")
+    return name
 
 
 def _rounds(tensors: dict[str, Tensor], sources: list[PlaneSource]) -> list[Round]:
     """All rounds, in the order of the proofs they belong to."""
     sizes = tensors["rounds"].long().tolist()
     planes, counts = tensors["assumed"].long().reshape(-1, 2).T.tolist()
+    if min(sizes, default=0) < 0 or sum(sizes) != len(planes):
+        raise ValueError(f"its rounds assume {sum(sizes)} planes, but {len(planes)} are listed")
     widths = [size for size in sizes for _ in range(size)]  # of each entry: planes in its round
     neurons = tensors["neurons"].split(counts)
     amounts = [2 * count * width for count, width in zip(counts, widths, strict=True)]

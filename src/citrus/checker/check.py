@@ -12,14 +12,14 @@ images of a data set is for the reader to compare, by `index`.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from citrus.checker.arithmetic import Network
 from citrus.checker.certificate import fingerprint, read_certificate
 from citrus.checker.proofs import Certificate, Evaluator, Proof, Value, confirmed
 from citrus.errors import CitrusError
-from citrus.networks.operations import Graph
+from citrus.networks.operations import Arithmetic, Graph
 
 
 @dataclass
@@ -36,6 +36,8 @@ class CheckReport:
     """Images in all groups that could be read."""
     certified: int = 0
     """Images certified in the groups that are confirmed: of these, so many survive every shared perturbation."""
+    arithmetic: str = ""
+    """What the network is: a real function, or every program that runs it in float32."""
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -75,7 +77,8 @@ class _Checker:
     """Goes through the files, counting."""
 
     def __init__(self, graph: Graph) -> None:
-        self.network, self.name = Network(graph), fingerprint(graph)
+        self.graph, self.name = graph, fingerprint(graph)
+        self.networks: dict[str, Network] = {}  # by arithmetic
         self.report = CheckReport()
         self.eps: float | None = None
         self.seen: set[int] = set()  # images of the data set
@@ -98,7 +101,8 @@ class _Checker:
             return "cannot be used"
 
     def _group(self, file: str, given: Certificate) -> str:
-        evaluator = Evaluator(self.network, given.images, given.labels, given.eps, given.intermediate)
+        network = self._network(given.arithmetic)
+        evaluator = Evaluator(network, given.images, given.labels, given.eps, given.intermediate)
         self._same_claim(file, given)
         values = evaluator.values(given.proofs)
         holding = [proof for proof, value in zip(given.proofs, values, strict=True) if value.holds]
@@ -116,9 +120,18 @@ class _Checker:
         self.report.certified += given.survivors
         return claim
 
+    def _network(self, arithmetic: Arithmetic) -> Network:
+        """The network as the certificate means it."""
+        if arithmetic not in self.networks:
+            self.networks[arithmetic] = Network(replace(self.graph, arithmetic=arithmetic))
+        return self.networks[arithmetic]
+
     def _same_claim(self, file: str, certificate: Certificate) -> None:
         """Counts of groups may only be added up when they are about one radius and different images."""
         self.eps = certificate.eps if self.eps is None else self.eps
+        self.report.arithmetic = self.report.arithmetic or certificate.arithmetic
+        if certificate.arithmetic != self.report.arithmetic:
+            raise CitrusError(f"{file} is about {certificate.arithmetic} arithmetic, but the files before it are not.")
         if certificate.eps != self.eps:
             raise CitrusError(f"{file} is about eps {certificate.eps}, but the files before it about {self.eps}.")
         index = certificate.index.tolist()

@@ -25,20 +25,24 @@ from torch import Tensor
 
 from citrus.checker.arithmetic import (
     TINY,
+    TINY_32,
     UNIT,
     Corner,
     LinearForms,
     Network,
     ReluLines,
+    beside,
     bias_of,
     columns_of,
     gamma,
+    gamma_of_float32,
+    mass_of,
     pixels_read,
     product,
     terms_of,
     transposed,
 )
-from citrus.networks.operations import Add, Affine, Conv, Linear, Relu, Scale
+from citrus.networks.operations import Add, Affine, Conv, Flatten, Linear, Relu, Scale
 
 Ends = tuple[Tensor, Tensor]
 """Lower and upper ends of boxes."""
@@ -88,7 +92,10 @@ class Enclosure:
     def _add(self, i: int, j: int) -> None:
         self.lower.append(_below(self.lower[i] + self.lower[j]))
         self.upper.append(_above(self.upper[i] + self.upper[j]))
-        self.unit.append(self.image.new_zeros(()))  # not used: a sum passes coefficients on as they are
+        # Coefficients pass as they are; a program in float32 rounds the sum.
+        rounds = gamma_of_float32(0) * (self.size(i) + self.size(j)) if self.network.rounds else 0 * self.size(i)
+        self.lower[-1], self.upper[-1] = _below(self.lower[-1] - rounds), _above(self.upper[-1] + rounds)
+        self.unit.append(rounds)
         self.floor.append(self.image.new_zeros(()))
 
     def _affine(self, k: int, op: Affine, i: int) -> None:
@@ -101,7 +108,13 @@ class Enclosure:
         spread, mass = product(absolute, torch.stack([radius, size]), shape)
         terms = terms_of(op)
         # The bias also meets the rows in one long sum: more terms than those of the map itself.
-        unit = gamma(terms) * mass + gamma(max(terms, prod(shape))) * bias_of(absolute, shape)
+        weight = mass_of(op, shape)
+        unit = gamma(terms) * mass + gamma(max(terms, prod(shape))) * weight
+        if not isinstance(op, Flatten) and op.slack is not None:  # what folding changed
+            stray = op.stray * size.sum() * (1 + gamma(size.numel()))
+            unit = unit + (op.off * mass + stray + beside(op, op.slack, shape)) * (1 + 8 * UNIT)
+        if self.network.rounds:
+            unit = unit + gamma_of_float32(terms) * (mass + weight) + TINY_32
         middle = product(op, centre[None], shape)[0] + bias_of(op, shape)
         self.lower.append(middle - (spread + unit + self.floor[k]))
         self.upper.append(middle + (spread + unit + self.floor[k]))
@@ -166,9 +179,9 @@ class Enclosure:
     def step(self, k: int, rows: LinearForms, lines: Mapping[int, ReluLines] | None = None) -> LinearForms:
         """From lower bounds over the result of node k to lower bounds over what it reads."""
         op, flat = self.network.nodes[k].op, rows.values.flatten(1)
-        if isinstance(op, Add):
-            return rows
         error = flat.abs() @ rows.seen(self.unit[k]).flatten() + self.floor[k]
+        if isinstance(op, Add):
+            return replace(rows, error=(rows.error + error) * (1 + 8 * UNIT))
         if isinstance(op, Relu):
             around = self.lines[k] if lines is None else lines[k]
             lower, upper, height = (rows.seen(t) for t in (around.lower, around.upper, around.height))

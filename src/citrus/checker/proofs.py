@@ -27,6 +27,7 @@ from citrus.checker.cover import Choice, covers
 from citrus.checker.enclosure import Enclosure
 from citrus.checker.tightening import UndecidedNeurons, tightened
 from citrus.errors import CitrusError
+from citrus.networks.operations import Arithmetic
 
 Intermediate = Literal["interval", "early", "crown"]
 """Which boxes that enter ReLU layers are made by substitution: none, those of the first two layers, or all."""
@@ -90,6 +91,7 @@ class Certificate:
     survivors: int  # what the proofs imply
     parts: tuple[tuple[int, ...], ...] | None = None
     """Images that were counted together, if the search split them; see cover.covers."""
+    arithmetic: Arithmetic = "real"  # what the network is: a real function, or every program in float32
     network: str = ""  # fingerprint of the network
     network_path: str | None = None  # where the network lay when the certificate was written
 

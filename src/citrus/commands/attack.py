@@ -1,15 +1,16 @@
 """`citrus attack NETWORK --eps E`: how a network fares against universal perturbations."""
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from citrus.certify import Certification
 from citrus.commands.target import NetworkFlags, find_target, parse_flags, take_word
 from citrus.console import table
 from citrus.data import as_float
-from citrus.files import write_json
+from citrus.files import locked, write_json
 from citrus.inputs import format_eps
 from citrus.training import Evaluation, evaluate, pick_device, uap_file
+from citrus.training.evaluation import broken_folder
 
 
 @dataclass
@@ -24,45 +25,55 @@ class AttackFlags(NetworkFlags):
     """cpu, cuda or auto."""
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> int:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(AttackFlags, "attack", rest)
     target, device = find_target(name, "attack", flags), pick_device(flags.device)
     eps, test = target.eps, target.test_set().to(device)
-    result, _ = evaluate(
-        target.load(test.shape).to(device),
-        as_float(test.images),
-        test.labels,
-        eps,
-        group_size=target.group_size,
-        attacked=flags.images,
-        clip=target.clip,
-        seed=flags.seed,
-        out=target.folder,
-        classes=test.classes,
-    )
-    path = uap_file(target.folder, eps)
-    write_json(path.with_suffix(".json"), asdict(result))
+    with locked(target.folder):
+        result, _ = evaluate(
+            target.load(test.shape).to(device),
+            as_float(test.images),
+            test.labels,
+            eps,
+            group_size=target.group_size(min(flags.images, len(test))),
+            attacked=flags.images,
+            clip=target.clip,
+            seed=flags.seed,
+            out=target.folder,
+            classes=test.classes,
+            name=target.network,
+        )
+        path = uap_file(target.folder, eps)
+        write_json(path.with_suffix(".json"), asdict(result))
     picture = save_picture(path) or "needs matplotlib: pip install 'citrus-uap[report]'"
     print(f"{evaluation_table(result)}\n\nperturbations  {path}\npicture        {picture}")
+    return exit_code(result, target.folder)
 
 
-def evaluation_table(result: Evaluation, certified: Certification | None = None) -> str:
-    """One line per measure, with how it was measured; `certified` is about the images that were attacked."""
+def exit_code(result: Evaluation, folder: Path) -> int:
+    """2, with where to look, after an attack that broke proofs."""
+    if result.errors:
+        where = broken_folder(folder, result.eps)
+        print(
+            f"error: an attack fools {result.errors} images that are certified, a bug in Citrus. Please report it "
+            f"with what `citrus check FILE` shows of the files in {where}",
+            file=sys.stderr,
+        )
+    return 2 if result.errors else 0
+
+
+def evaluation_table(result: Evaluation) -> str:
+    """One line per measure, with how it was measured."""
     n, k = result.images, result.attacked_images
-    universal = result.universal
-    if certified and not result.clip:  # the verifier's attack does not clip, so it says nothing about clipped images
-        universal = min(universal, certified.attacked)
+    shared = f"first {k}, one for all" if result.group_size >= k else f"first {k}, groups of {result.group_size}"
     box = "clipped to [0, 1]" if result.clip else "not clipped"
     rows = [
         ["clean accuracy", f"{result.clean:.2f}", f"{n} test images"],
         ["certified one by one (IBP)", f"{result.ibp_certified:.2f}", f"{n} test images, proved"],
         [f"attacked one by one (PGD-{result.pgd_steps})", f"{result.pgd:.2f}", f"first {k}"],
-        ["attacked by universal perturbations", f"{universal:.2f}", f"first {k}, groups of {result.group_size}"],
+        ["attacked by universal perturbations", f"{result.universal:.2f}", shared],
     ]
-    if certified:
-        shown = f"first {certified.images}, groups of {certified.group_size}, proved"
-        rows.insert(2, ["certified against universal perturbations", f"{certified.certified:.2f}", shown])
     title = f"percent of test images classified right at eps {format_eps(result.eps)} (perturbed images {box})"
     return table(["measure", "percent", "on"], rows, title)
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from citrus.commands.target import parse_flags, take_word
 from citrus.console import Bar, duration, table
-from citrus.errors import CitrusError, suggest
-from citrus.files import write_text
+from citrus.errors import CitrusError, code_of, suggest
+from citrus.files import locked, write_text
 from citrus.studies import Listener, Study, StudyResult, read_rows, run_study
 from citrus.studies.methods import Contest, methods_sheet, methods_study
 from citrus.studies.paper import SCALES, TABLES, make_paper, setup
@@ -83,15 +83,19 @@ def run(arguments: list[str]) -> int:
         return STUDIES[name](rest)
     except Stopped as stop:
         print(f"{stop}\nStopped; the same command goes on.", file=sys.stderr)
-        return 130
+        return stop.code
+    except KeyboardInterrupt as stop:
+        print("Stopped; the same command goes on.", file=sys.stderr)
+        return code_of(stop)
 
 
 def run_methods(arguments: list[str]) -> int:
     """every training method with the same budget, attacked and certified"""
     flags, _ = parse_flags(MethodsFlags, "bench methods", arguments)
     study = methods_study(flags, flags.study("bench-methods"))
-    sheet = methods_sheet(flags, run_study(study, Listener(announce, report)))
-    write_text(study.out / "results.md", sheet.markdown())
+    with locked(study.out):
+        sheet = methods_sheet(flags, run_study(study, Listener(announce, report)))
+        write_text(study.out / "results.md", sheet.markdown())
     return show([sheet], study.out / "results.md")
 
 
@@ -108,7 +112,8 @@ def run_paper(arguments: list[str]) -> int:
         raise CitrusError(f"Unknown scale {flags.scale!r}: {suggest(flags.scale, SCALES)}")
     scale, study = replace(SCALES[flags.scale], seed=flags.seed), flags.study(f"paper-{flags.scale}")
     tables = list(TABLES) if "all" in names else list(dict.fromkeys(names))
-    sheets = make_paper(scale, study, tables, Listener(announce, report))
+    with locked(study.out):
+        sheets = make_paper(scale, study, tables, Listener(announce, report))
     print(f"{setup(scale, study)}\n")
     return show(sheets, study.out / "paper.md")
 
@@ -122,8 +127,9 @@ def run_plan(arguments: list[str]) -> int:
     entries = read_plan(Path(file), flags.certify, flags.on)
     deadline = math.inf if flags.seconds is None else time.time() + flags.seconds
     study = replace(flags.study(Path(file).stem), entries=entries, workers=flags.workers, deadline=deadline)
-    study.open_rows().claim({"on": flags.on, "certify": flags.certify})
-    results = run_study(study, Listener(announce, report))
+    with locked(study.out):
+        study.open_rows().claim({"on": flags.on, "certify": flags.certify})
+        results = run_study(study, Listener(announce, report))
     run_rows([str(study.out / "rows.jsonl")])
     print(f"results  {study.out / 'rows.jsonl'}")
     return 2 if any(result.error for result in results) else 0

@@ -5,16 +5,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
 from citrus.certify.run_folder import certificate_folder, row_path
 from citrus.certify.settings import Grouping, Intermediate
 from citrus.commands.target import NetworkFlags, Target, find_target, parse_flags, take_word
 from citrus.console import Bar, duration, table
-from citrus.data import as_float
-from citrus.errors import CitrusError
+from citrus.data import Dataset, as_float
+from citrus.errors import CitrusError, code_of
 from citrus.inputs import format_eps
 from citrus.networks import graph
+from citrus.networks.operations import Arithmetic
 from citrus.training import pick_device
 
 
@@ -29,13 +31,19 @@ class CertifyFlags(NetworkFlags):
     intermediate: Intermediate = "auto"
     """Boxes of the inner layers: crown, early (by crown in the first two ReLU layers only), interval or auto."""
     budget: str = "10s"
-    """Time per group for search and refinement, such as 10s or 2m."""
+    """Time per group for search and refinement, such as 10s or 2m; groups of more than 50 images may take more."""
     images: int | None = None
     """Certify the first so many test images; by default all."""
     certificates: bool = False
     """Also write the proofs, for `citrus check`."""
     out: str | None = None
     """Folder of the results; by default RUN/certify, or runs/NETWORK/certify."""
+    arithmetic: Arithmetic = "real"
+    """real: the network as a function of real numbers. float32: every program that runs it in float32."""
+    memory: str | None = None
+    """Memory that one perturbation for many images may take, such as 8GB; by default half of what is free."""
+    confidence: float = 0.99
+    """Of what is said about inputs that nobody has seen."""
     seed: int = 0
     """Seed of the attack."""
     device: str = "auto"
@@ -48,42 +56,69 @@ def run(arguments: list[str]) -> int:
     target = find_target(name, "certify", flags)
     if flags.images is not None and flags.images < 1:
         raise CitrusError(f"There are no images to certify: --images must be at least 1, got {flags.images}.")
+    out = Path(flags.out) if flags.out else target.folder / "certify"
+    found = []
+    try:
+        for size in target.sizes:
+            found.append(_of_size(target, flags, size, out))
+    except KeyboardInterrupt as stop:
+        print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        return code_of(stop)
+    if len(found) > 1:
+        print(f"\n{by_size(found)}")
+    return 2 if any(result.errors for result in found) else 0
+
+
+def _of_size(target: Target, flags: CertifyFlags, size: int | Literal["all"], out: Path) -> Certification:
+    """Certify for one group size, and show what came of it."""
     settings = CertifySettings(
-        group_size=target.group_size,
+        group_size=size,
         grouping=flags.grouping,
         verifier=flags.verifier,
         intermediate=flags.intermediate,
         budget=parse_seconds(flags.budget),
+        memory=None if flags.memory is None else parse_bytes(flags.memory),
         seed=flags.seed,
+        arithmetic=flags.arithmetic,
     )
-    out = Path(flags.out) if flags.out else target.folder / "certify"
-    try:
-        result = _certify(target, flags, settings, out)
-    except KeyboardInterrupt:
-        print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
-        return 130
-    print(f"{summary(result)}\n\nrows          {row_path(out, target.eps, settings)}")
+    test = target.test_set().subset(slice(0, flags.images))
+    used = target.used(test)
+    result = _certify(target, flags, settings, out, test, used)
+    settings = settings.sized(result.images)
+    told = [summary(result), unseen(result, flags.confidence, used)]
+    print("\n\n".join([*told, f"rows          {row_path(out, target.eps, settings)}"]))
     if flags.certificates:
         folder = certificate_folder(out, target.eps, settings)
         print(f"certificates  {folder}\nnext          citrus check {folder}")
-    return 2 if result.errors else 0
+    return result
 
 
-def _certify(target: Target, flags: CertifyFlags, settings: CertifySettings, out: Path) -> Certification:
+def _certify(
+    target: Target, flags: CertifyFlags, settings: CertifySettings, out: Path, test: Dataset, used: str
+) -> Certification:
     """Certify with a line for each group and a bar."""
     eps, device = target.eps, pick_device(flags.device)
-    test = target.test_set().subset(slice(0, flags.images)).to(device)
+    test = test.to(device)
     network = graph(target.load(test.shape), test.shape).to(device)
     with Bar("groups") as bar:
 
         def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
-            for row in rows:
+            for row in rows if len(target.sizes) == 1 else ():
                 print(line(row))
             bar.update(done, total)
 
-        images, labels, name = as_float(test.images), test.labels, target.network
         return certify_into(
-            out, network, images, labels, eps, settings, certificates=flags.certificates, name=name, on_rows=on_rows
+            out,
+            network,
+            as_float(test.images),
+            test.labels,
+            eps,
+            settings,
+            certificates=flags.certificates,
+            name=target.network,
+            used=used,
+            on_rows=on_rows,
+            on_text=bar.say,
         )
 
 
@@ -98,7 +133,8 @@ def line(row: GroupResult) -> str:
 def summary(result: Certification) -> str:
     """Percentages, every image once, and what each stage cost."""
     radius, n = format_eps(result.eps), result.images
-    title = f"\n{n} images, eps {radius}, groups of {result.group_size} ({result.grouping}), verifier {result.verifier}"
+    title = f"\n{n} images, eps {radius}, {groups_of(result)} ({result.grouping}), verifier {result.verifier}"
+    title += f", {result.arithmetic} arithmetic"
     rows = [
         ["clean accuracy", f"{result.correct:.2f}"],
         ["certified UAP accuracy (proved)", f"{result.certified:.2f}"],
@@ -110,9 +146,46 @@ def summary(result: Certification) -> str:
     return f"{table(['percent of all images', ''], rows, title)}\n\n{counted}: {sum(parts.values())} in all\n{stages}"
 
 
+def unseen(result: Certification, confidence: float, used: str) -> str:
+    """What follows about inputs that nobody has seen, and when."""
+    if used:
+        return f"nothing follows about other inputs: {used}"
+    batches = result.from_batches(confidence)
+    beside = f" (from batches, by Zeng et al.: {batches:.2f} %)" if batches is not None else ""
+    least = f"no perturbation leaves less than {result.unseen(confidence):.2f} % right{beside}"
+    return (
+        f"inputs nobody has seen: with {100 * confidence:g} % confidence {least},\n"
+        "if these images were drawn at random, and the network was neither trained nor chosen with them"
+    )
+
+
+def groups_of(result: Certification) -> str:
+    """Who shares a perturbation, in words."""
+    size, n = result.group_size, result.images
+    return f"one perturbation for all {n}" if size >= n > 1 else f"groups of {size}"
+
+
+def by_size(found: Sequence[Certification]) -> str:
+    """What one perturbation for more and more images can do: a line for each group size."""
+    one, rows = found[0], list[list[str]]()
+    for result in found:
+        size = f"all {result.images}" if result.group_size >= result.images else str(result.group_size)
+        rows.append([size, f"{result.certified:.2f}", f"{result.attacked:.2f}"])
+    title = f"percent of {one.images} images that stay right at eps {format_eps(one.eps)}; {one.correct:.2f} are right"
+    return table(["images that share one perturbation", "proved", "under attack"], rows, f"{title} without any")
+
+
 def parse_seconds(text: str) -> float:
     """10, 10s, 2m or 1h in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", text.strip())
     if not found:
         raise CitrusError(f"A time budget is written 10s, 2m or 1h, got {text!r}.")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """500MB, 8GB or 1.5GB in bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?) ?([MG])B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise CitrusError(f"Memory is written 500MB or 8GB, got {text!r}.")
+    return int(float(found[1]) * {"M": 1 << 20, "G": 1 << 30}[found[2].upper()])

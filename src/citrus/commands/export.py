@@ -17,6 +17,8 @@ class ExportFlags(NetworkFlags):
     """Write the network here."""
     vnnlib: str | None = None
     """Write the property of one group here: `survivors` images survive every shared perturbation."""
+    group_size: str = "5"
+    """Images of the group."""
     group: int = 0
     """Number of the group, in the order of the test set."""
     survivors: int | None = None
@@ -34,7 +36,7 @@ def run(arguments: list[str]) -> None:
         save_onnx(target.load(test.shape), flags.onnx, test.shape)
         print(f"network   {flags.onnx}")
     if flags.vnnlib:
-        size = target.group_size
+        size = target.group_size(len(test))
         part = slice(flags.group * size, (flags.group + 1) * size)
         if size < 1 or flags.group < 0 or part.start >= len(test):
             raise CitrusError(f"There is no group {flags.group} of {size} in {len(test)} test images.")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import nn
 
@@ -17,7 +17,8 @@ from citrus.training import read_config
 
 T = TypeVar("T")
 
-DEMO = "mnist-0.1"
+DEMO, DEMO_EPS = "mnist-0.1", 0.13
+"""The demonstration's network, and a radius beyond its own at which groups make a difference."""
 """`citrus certify demo`: this network of the zoo on images of the package, so that nothing need be fetched."""
 
 
@@ -69,8 +70,8 @@ class NetworkFlags:
     """Data set of the test images; by default the network's own."""
     eps: str | None = None
     """Radius in pixel units, such as 0.1 or 8/255; by default the network's own."""
-    group_size: int | None = None
-    """Images that share one perturbation; by default as in the run, or 5."""
+    group_size: str | None = None
+    """Images that share one perturbation: all of them (the default) or a number; certify takes several: 1,5,20,all."""
     data_dir: str | None = None
     """Folder of the data sets; else CITRUS_DATA, else the user cache."""
     mean: str | None = None
@@ -89,8 +90,8 @@ class Target:
     """Where results about it go."""
     own_data: str | None = None
     own_eps: float | None = None
-    own_group_size: int = 5
     clip: bool = False
+    own_sizes: str = "all"
 
     @property
     def eps(self) -> float:
@@ -101,14 +102,32 @@ class Target:
         return self.own_eps
 
     @property
-    def group_size(self) -> int:
-        return self.own_group_size if self.flags.group_size is None else self.flags.group_size
+    def sizes(self) -> tuple[int | Literal["all"], ...]:
+        """Images that share one perturbation."""
+        return parse_sizes(self.flags.group_size or self.own_sizes)
+
+    def group_size(self, images: int) -> int:
+        """The only one, of so many images."""
+        if self.flags.group_size and len(self.sizes) > 1:
+            raise CitrusError(f"One group size is needed here, got {self.flags.group_size}.")
+        return images if self.sizes[-1] == "all" else self.sizes[-1]
 
     def test_set(self) -> Dataset:
         name = self.flags.data or self.own_data
         if name is None:
             raise CitrusError(f"{self.network} does not say what images it is for: add --data NAME.")
         return load(name, data_dir=self.flags.data_dir).test
+
+    def used(self, test: Dataset) -> str:
+        """What these images were used for before, as far as the network says; nothing if it may be judged by them."""
+        if self.network in cards() and cards()[self.network].chosen_by:
+            return cards()[self.network].chosen_by
+        if not (self.folder / "config.json").exists():
+            return ""
+        train = load(read_config(self.folder).data, data_dir=self.flags.data_dir).train
+        known = {image.tobytes() for image in train.images.numpy()} if train.shape == test.shape else set()
+        again = sum(image.tobytes() in known for image in test.images.numpy())
+        return f"{again} of these images are in the training set of {self.network}" if again else ""
 
     def load(self, shape: tuple[int, ...]) -> nn.Module | Graph:
         """The network for images of this shape."""
@@ -125,12 +144,25 @@ def find_target(name: str | None, command: str, flags: NetworkFlags) -> Target:
     path = Path(name)
     if path.is_dir():
         config = read_config(path)
-        return Target(flags, name, path, config.data, config.eps, config.group_size, config.clip)
+        return Target(flags, name, path, config.data, config.eps, config.clip)
     if name == "demo":
-        return Target(flags, DEMO, Path("runs/demo"), "demo", cards()[DEMO].eps)
+        return Target(flags, DEMO, Path("runs/demo"), "demo", DEMO_EPS, own_sizes="1,5,20,all")
     if path.suffix != ".onnx" and weights_file(path) != path:
         return Target(flags, name, Path("runs") / name, cards()[name].data, cards()[name].eps)
     return Target(flags, name, Path("runs") / path.stem)
+
+
+def parse_sizes(text: str) -> tuple[int | Literal["all"], ...]:
+    """1,5,20,all as numbers and the word."""
+    sizes: list[int | Literal["all"]] = []
+    for word in text.split(","):
+        if word.strip() == "all":
+            sizes.append("all")
+        elif word.strip().isdigit() and int(word) > 0:
+            sizes.append(int(word))
+        else:
+            raise CitrusError(f"A group size is a number from 1 on, or all, got {word!r} in --group-size {text}.")
+    return tuple(dict.fromkeys(sizes))
 
 
 def numbers(text: str | None) -> tuple[float, ...] | None:

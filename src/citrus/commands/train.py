@@ -3,19 +3,21 @@
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from citrus.certify import Certification, CertifySettings, certify_into
-from citrus.commands.attack import evaluation_table, save_picture
+from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
+from citrus.commands.attack import evaluation_table, exit_code, save_picture
+from citrus.commands.certify import by_size
 from citrus.commands.target import pairs, parse_flags, take_word
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
-from citrus.errors import CitrusError, suggest
-from citrus.files import read_lines
+from citrus.errors import CitrusError, code_of, suggest
+from citrus.files import locked, read_lines
 from citrus.inputs import format_eps
 from citrus.recipes import MEASURED, RECIPES, recipe
 from citrus.training import Events, Progress, Run, Stopped, TrainConfig, override, read_config, to_dict, train
@@ -70,12 +72,15 @@ def run(arguments: list[str]) -> int:
         return 0
     out = Path(flags.out) if flags.out else _free_folder(name or "run")
     try:
-        result = _train(config, splits, out, flags)
+        with locked(out):
+            result = _train(config, splits, out, flags)
+            return _conclude(result, _certify(result, splits, flags.device))
     except Stopped as stop:
         _say(f"{stop}\n  citrus train --resume --out {out}")
-        return 130
-    _conclude(result, _certify(result, splits, flags.device))
-    return 0
+        return stop.code
+    except KeyboardInterrupt as stop:
+        _say(f"Interrupted; what was finished is kept.\n  citrus train --resume --out {out}")
+        return code_of(stop)
 
 
 def _base(name: str | None, flags: TrainFlags) -> TrainConfig:
@@ -158,30 +163,40 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
             self.writer.close()
 
 
-def _certify(result: Run, splits: Splits, device: str) -> Certification:
-    """Groups of the test images that the attacks saw, through the whole cascade."""
-    _say("certifying groups against universal perturbations")
+SIZES: tuple[int | Literal["all"], ...] = (1, 5, 20, "all")
+"""Images that share one perturbation, in the certifications after training."""
+
+
+def _certify(result: Run, splits: Splits, device: str) -> list[Certification]:
+    """The test images that the attacks saw, through the whole cascade: each by itself, in groups, and all together."""
+    _say("certifying against universal perturbations")
     config, place = result.config, pick_device(device)
     test = splits.test.subset(slice(0, config.test_images or None)).to(place)
     network, images, labels, eps = result.network.to(place), as_float(test.images), test.labels, config.eps
-    settings, out = CertifySettings(group_size=config.group_size, grouping="dataset"), result.path / "certify"
-    with Bar("groups") as bar:
-        return certify_into(
-            out, network, images, labels, eps, settings, on_rows=lambda rows, done, total: bar.update(done, total)
-        )
+    out, found = result.path / "certify", list[Certification]()
+    for size in (size for size in SIZES if size == "all" or size < len(images)):
+        settings = CertifySettings(group_size=size, grouping="dataset")
+        with Bar(f"groups of {size}" if size != "all" else "all together") as bar:
+
+            def on_rows(rows: Sequence[GroupResult], done: int, total: int, bar: Bar = bar) -> None:
+                bar.update(done, total)
+
+            found.append(certify_into(out, network, images, labels, eps, settings, on_rows=on_rows, on_text=bar.say))
+    return found
 
 
-def _conclude(result: Run, certified: Certification) -> None:
+def _conclude(result: Run, certified: list[Certification]) -> int:
     assert result.evaluation
     summary = json.loads((result.path / "summary.json").read_text())
-    print(evaluation_table(result.evaluation, certified))
+    print(f"{evaluation_table(result.evaluation)}\n\n{by_size(certified)}")
     print(f"\ntraining took {duration(summary['training_seconds'])}, evaluation {duration(result.evaluation.seconds)}")
     picture = save_picture(uap_file(result.path, result.config.eps))
     if picture:
         print(f"picture     {picture}")
     print(f"run folder  {result.path}")
-    print(f"next        citrus certify {result.path} --group-size 20 --certificates")
+    print(f"next        citrus certify {result.path} --certificates")
     print(f"report      citrus report {result.path}")
+    return exit_code(result.evaluation, result.path) or (2 if any(one.errors for one in certified) else 0)
 
 
 def _dry_run(config: TrainConfig, splits: Splits, device: str) -> None:

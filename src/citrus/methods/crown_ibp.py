@@ -58,7 +58,7 @@ def bound_twice(batch: Batch, eps: Tensor | float, linear: bool = True) -> tuple
 
         def bound(c: Tensor, r: Tensor, s: Tensor, *tensors: Tensor) -> tuple[Tensor]:
             inner = [Box(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
-            return (training_planes(batch.graph, c, s, inner).lower(r),)
+            return (training_planes(batch.graph, c, s, inner).training_lower(r),)
 
         tensors = (t for b in bounds.pre_activations for t in (b.centre, b.radius))
         size = max(1, batch.max_boxes // spec.shape[1])

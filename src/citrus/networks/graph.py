@@ -1,5 +1,6 @@
 """From a module to plain operations: normalisation and BatchNorm are folded into the layers beside them."""
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,20 +10,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from citrus.errors import CitrusError
+from citrus.networks.convolution import Pair
 from citrus.networks.kernels import true_float32
-from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale
+from citrus.networks.operations import Add, Conv, Flatten, Graph, Linear, Node, Operation, Relu, Scale, Weighted
 from citrus.networks.trace import BatchNorm, Normalize, Statistics, Trace, TracedLayer, batch_norm_affine, trace
-
-Pair = tuple[int, int]
 
 
 def graph(module: nn.Module | Graph, input_shape: tuple[int, ...]) -> Graph:
-    """The plain operations of a supported module in eval mode, for inputs (C, H, W); a graph is returned as it is."""
+    """The plain operations of a supported module in eval mode, for inputs (C, H, W); a graph is returned as it is.
+
+    Weights in half precision are taken to float32, which holds them.
+    """
     if isinstance(module, Graph):
         return module
     if any(m.training for m in module.modules()):
         raise CitrusError("The network is in training mode: call .eval() first, or fold it with batch statistics.")
-    plain = fold(trace(module, input_shape))
+    if any(t.dtype in (torch.float16, torch.bfloat16) for t in (*module.parameters(), *module.buffers())):
+        module = copy.deepcopy(module).float()
+    traced = trace(module, input_shape)
+    plain = fold(traced)
+    with torch.no_grad(), true_float32():
+        plain = with_slack(plain, _nodes(traced.double(), like=torch.zeros((), dtype=torch.float64)))
     _check_same(module, plain)
     return plain
 
@@ -52,11 +60,60 @@ def fold(traced: Trace, statistics: Statistics | None = None) -> Graph:
     BatchNorm uses the given batch statistics, or the running ones. A value that two layers read is left as it is.
     Products are in true float32: what is proved is proved of these operations, so they have to be the module's.
     """
-    modules = [s.layer for s in traced.layers if isinstance(s.layer, nn.Module)]
-    like = next((t for m in modules for t in (*m.parameters(), *m.buffers())), torch.zeros(()))
-    nodes = [Node(_operation(s, statistics, like), s.inputs, s.name, s.shape) for s in traced.layers]
     with true_float32():
-        return fuse(nodes, traced.input_shape)
+        return fuse(_nodes(traced, statistics), traced.input_shape)
+
+
+def _nodes(traced: Trace, statistics: Statistics | None = None, like: Tensor | None = None) -> list[Node]:
+    """Each layer by itself; those without weights, such as pooling, get them like the others', or as in `like`."""
+    modules = [s.layer for s in traced.layers if isinstance(s.layer, nn.Module)]
+    if like is None:
+        like = next((t for m in modules for t in (*m.parameters(), *m.buffers())), torch.zeros(()))
+    return [Node(_operation(s, statistics, like), s.inputs, s.name, s.shape) for s in traced.layers]
+
+
+def with_slack(plain: Graph, layers: Sequence[Node]) -> Graph:
+    """`plain`, whose folded operations know how far they are from the layers, given in float64, that they stand for.
+
+    How large the numbers were that a bias was summed from is what the same layers give without signs.
+    """
+    exact = fuse(layers, plain.input_shape).nodes
+    sizes = fuse([replace(node, op=_unsigned(node.op)) for node in layers], plain.input_shape).nodes
+    stored = {id(node.op) for node in layers if not _rounded(node.op)}
+    found = []
+    for node, true, size in zip(plain.nodes, exact, sizes, strict=True):
+        op, real, unsigned = node.op, true.op, size.op
+        if isinstance(op, Weighted) and isinstance(real, Weighted) and isinstance(unsigned, Weighted):
+            same = id(real) in stored and torch.equal(op.weight.double(), real.weight)
+            op = op if same else _beside(op, real, unsigned.bias)
+        found.append(replace(node, op=op))
+    return replace(plain, nodes=tuple(found))
+
+
+def _beside(op: Weighted, real: Weighted, mass: Tensor) -> Operation:
+    """`op`, which knows how far it may be from `real` in exact numbers."""
+    few, many = 64 * unit_of(real.weight), (2 * op.weight[0].numel() + 64) * unit_of(real.bias)
+    error, nothing = (op.weight.double() - real.weight).abs(), 2 * torch.finfo(op.weight.dtype).tiny
+    tiny = real.weight.abs() < nothing  # subnormal numbers are off by far more than a share of themselves
+    share = torch.where(tiny, 0.0, error / real.weight.abs()).max().item()
+    stray = torch.where(tiny, error, 0.0).max().item() + few * nothing if bool(tiny.any()) else 0.0
+    slack = (op.bias.double() - real.bias).abs() + many * mass
+    return replace(op, mass=mass, slack=slack, off=share + few, stray=stray)
+
+
+def unit_of(weights: Tensor) -> float:
+    """The unit roundoff of the arithmetic of these numbers."""
+    return torch.finfo(weights.dtype).eps / 2
+
+
+def _rounded(op: Operation) -> bool:
+    return isinstance(op, Weighted) and op.off > 0
+
+
+def _unsigned(op: Operation) -> Operation:
+    if not isinstance(op, Weighted):
+        return op
+    return replace(op, weight=op.weight.abs(), bias=op.bias.abs() if op.mass is None else op.mass, mass=None)
 
 
 def fuse(nodes: Sequence[Node], input_shape: tuple[int, ...]) -> Graph:
@@ -93,7 +150,7 @@ def _operation(traced: TracedLayer, statistics: Statistics | None, like: Tensor)
     if isinstance(layer, BatchNorm):
         return _batch_norm(traced, layer, statistics)
     if isinstance(layer, Normalize):
-        return Scale(1 / layer.std, -layer.mean / layer.std)
+        return Scale(1 / layer.std, -layer.mean / layer.std, off=unit_of(like))
     if isinstance(layer, nn.AvgPool2d):
         kernel, stride, padding = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding))
         return average_pool(traced.shape[0], kernel, stride, padding, like, layer.divisor_override)
@@ -105,7 +162,12 @@ def _batch_norm(traced: TracedLayer, layer: BatchNorm, statistics: Statistics | 
     mean, variance = statistics[traced.name] if statistics is not None else (layer.running_mean, layer.running_var)
     if mean is None or variance is None:
         raise CitrusError(f"Layer {traced.name!r} ({layer}) keeps no running statistics, so it has no eval mode.")
-    return Scale(*batch_norm_affine(layer, mean, variance, len(traced.shape)))
+    scale, shift = batch_norm_affine(layer, mean, variance, len(traced.shape))
+    if statistics is not None:
+        return Scale(scale, shift)
+    given = layer.bias.abs() if layer.affine else torch.zeros_like(mean)
+    mass = given.view_as(shift) + (mean.view_as(shift) * scale).abs()
+    return Scale(scale, shift, mass, off=unit_of(scale))
 
 
 def average_pool(
@@ -113,7 +175,7 @@ def average_pool(
 ) -> Conv:
     """Average pooling is a depthwise convolution with equal weights."""
     weight = like.new_full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]))
-    return Conv(weight, like.new_zeros(channels), stride, padding, (1, 1), channels)
+    return Conv(weight, like.new_zeros(channels), stride, padding, (1, 1), channels, off=unit_of(like))
 
 
 def _pair(value: int | Pair) -> Pair:

@@ -5,6 +5,11 @@ branches. An affine operation x -> W x + w answers three questions: where does a
 of radius r become (`op.magnitude(r)` = |W| r), and what does a linear function of the result say about the argument
 (`op.transpose(rows, ...)` = rows W).
 
+Where layers were folded into one, a proof is about the layers as they were (bounds/rounding.py): `slack` says how far
+the bias is from what they add in truth, `mass` how large the numbers are that they add, `off` which share of itself a
+weight may be off by, and `stray` how far one that is next to nothing may be off. An operation that is a layer as it was
+stored has none of these.
+
 A row that looks at few pixels of a map is stored as a window of it: `corner` is the window's first pixel, its size that
 of the tensor. Linear bounds of early layers are cheap because of that.
 """
@@ -12,15 +17,20 @@ of the tensor. Linear bounds of early layers are cheap because of that.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from citrus.networks.convolution import Pair, convolve, reach, spread
 from citrus.networks.kernels import compilable
 
-Corner = tuple[int, int]
+Arithmetic = Literal["real", "float32"]
+"""What a network is: the function of its weights over the real numbers, or whatever a program makes of it that computes
+in float32, in any order of summation."""
+
+Corner = Pair
 """Row and column of a window's first pixel; (0, 0) for vectors."""
 
 
@@ -40,13 +50,17 @@ class Conv:
 
     weight: Tensor
     bias: Tensor
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    stride: Pair
+    padding: Pair
+    dilation: Pair
     groups: int
+    mass: Tensor | None = None
+    slack: Tensor | None = None
+    off: float = 0.0
+    stray: float = 0.0
 
     def _apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias.dim() == 1:
@@ -58,61 +72,22 @@ class Conv:
 
     def transpose(self, rows: Tensor, shape: tuple[int, ...], corner: Corner = (0, 0)) -> tuple[Tensor, Corner]:
         """rows W for rows (n, C, h, w) on a window of the result; `shape` is the argument's, the rest is cut."""
-        spread = _spread(self, rows)
+        given = spread(rows, self.weight, self.stride, self.dilation, self.groups)
         first = []
         for axis in (0, 1):
             start = corner[axis] * self.stride[axis] - self.padding[axis]
-            end = min(start + spread.shape[2 + axis], shape[1 + axis])
+            end = min(start + given.shape[2 + axis], shape[1 + axis])
             if end <= max(start, 0):  # sees nothing but padding: one pixel that does not count
-                spread = spread.narrow(2 + axis, 0, 1) * 0
+                given = given.narrow(2 + axis, 0, 1) * 0
                 first.append(0)
             else:
                 first.append(max(start, 0))
-                spread = spread.narrow(2 + axis, first[axis] - start, end - first[axis])
-        return spread, (first[0], first[1])
+                given = given.narrow(2 + axis, first[axis] - start, end - first[axis])
+        return given, (first[0], first[1])
 
-    def reach(self, size: tuple[int, int]) -> tuple[int, int]:
+    def reach(self, size: Pair) -> Pair:
         """Height and width of the argument's pixels that a window of the result sees."""
-        kernel = self.weight.shape[2:]
-        height, width = (
-            (n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(size, self.stride, self.dilation, kernel, strict=True)
-        )
-        return height, width
-
-
-def _spread(conv: Conv, rows: Tensor) -> Tensor:
-    """Transposed convolution without cutting; on a CPU by the fastest of three equal ways.
-
-    oneDNN's strided transposed convolution runs at a twentieth of a matrix product's speed. Small windows are therefore
-    one matrix product; else pixels of equal remainder modulo the stride are output channels of one plain convolution.
-    """
-    options = (conv.stride, 0, 0, conv.groups, conv.dilation)
-    kernel, stride = tuple(conv.weight.shape[2:]), conv.stride
-    if rows.device.type == "cpu" and rows.numel():
-        size = conv.reach((rows.shape[2], rows.shape[3]))
-        waste = size[0] * size[1] * conv.groups / (kernel[0] * kernel[1])
-        inputs = rows[0].numel()
-        if waste <= (8 if max(stride) > 1 else 1.5) and 2 * inputs <= rows.shape[0]:
-            basis = torch.eye(inputs, dtype=rows.dtype).view(inputs, *rows.shape[1:])
-            matrix = F.conv_transpose2d(basis, conv.weight, None, *options)
-            return (rows.flatten(1) @ matrix.flatten(1)).view(-1, *matrix.shape[1:])
-        if max(stride) > 1 and conv.groups == 1 and conv.dilation == (1, 1) and conv.weight.shape[1] <= 16:
-            return _by_remainders(rows, conv.weight, stride)
-    return F.conv_transpose2d(rows, conv.weight, None, *options)
-
-
-def _by_remainders(rows: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
-    """y[s a + p] = sum_j w[s j + p] x[a - j]: per remainder p a convolution of stride 1, interleaved at the end."""
-    out, into, *kernel = weight.shape
-    taps = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
-    missing = [m * s - k for m, s, k in zip(taps, stride, kernel, strict=True)]
-    padded = F.pad(weight, (0, missing[1], 0, missing[0]))
-    split = padded.view(out, into, taps[0], stride[0], taps[1], stride[1]).flip(2, 4).permute(1, 3, 5, 0, 2, 4)
-    phases = F.conv2d(rows, split.reshape(-1, out, *taps), padding=(taps[0] - 1, taps[1] - 1))
-    n, _, height, width = phases.shape
-    phases = phases.view(n, into, *stride, height, width).permute(0, 1, 4, 2, 5, 3)
-    spread = phases.reshape(n, into, height * stride[0], width * stride[1])
-    return spread[..., : spread.shape[2] - missing[0], : spread.shape[3] - missing[1]]
+        return reach(size, self.weight, self.stride, self.dilation)
 
 
 @dataclass(frozen=True)
@@ -121,6 +96,10 @@ class Linear:
 
     weight: Tensor
     bias: Tensor
+    mass: Tensor | None = None
+    slack: Tensor | None = None
+    off: float = 0.0
+    stray: float = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -138,6 +117,10 @@ class Scale:
 
     weight: Tensor
     bias: Tensor
+    mass: Tensor | None = None
+    slack: Tensor | None = None
+    off: float = 0.0
+    stray: float = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         return x * self.weight + self.bias
@@ -178,7 +161,8 @@ class Add:
         return x + y
 
 
-Affine = Conv | Linear | Scale | Flatten
+Weighted = Conv | Linear | Scale
+Affine = Weighted | Flatten
 Operation = Conv | Linear | Scale | Flatten | Relu | Add
 
 
@@ -199,6 +183,7 @@ class Graph:
 
     nodes: tuple[Node, ...]
     input_shape: tuple[int, ...]
+    arithmetic: Arithmetic = "real"
 
     @compilable
     def __call__(self, x: Tensor) -> Tensor:
@@ -210,6 +195,10 @@ class Graph:
         for node in self.nodes:
             values.append(node.op(*(values[i] for i in node.inputs)))
         return values
+
+    def double(self) -> "Graph":
+        """The same network with its weights in float64."""
+        return self.map(Tensor.double)
 
     @property
     def classes(self) -> int:
@@ -237,7 +226,7 @@ class Graph:
     def behind(self, value: int) -> "Graph":
         """The network from a value on; no node behind it may read an earlier one."""
         nodes = (replace(node, inputs=tuple(i - value for i in node.inputs)) for node in self.nodes[value:])
-        return Graph(tuple(nodes), self.shape_of(value))
+        return replace(self, nodes=tuple(nodes), input_shape=self.shape_of(value))
 
     def to(self, device: torch.device | str) -> "Graph":
         """The same graph with its weights on a device."""
@@ -249,4 +238,4 @@ class Graph:
         def changed(op: Any) -> Any:
             return replace(op, **{k: change(v) for k, v in vars(op).items() if isinstance(v, Tensor)})
 
-        return Graph(tuple(replace(n, op=changed(n.op)) for n in self.nodes), self.input_shape)
+        return replace(self, nodes=tuple(replace(n, op=changed(n.op)) for n in self.nodes))

@@ -79,6 +79,14 @@ class Trace:
             values.append(value)
         return values[-1], statistics
 
+    def double(self) -> "Trace":
+        """The same layers in float64."""
+        made = copy.deepcopy(self)
+        for traced in made.layers:
+            if isinstance(traced.layer, nn.Module):
+                traced.layer.double()
+        return made
+
     def batch_norms(self) -> dict[str, BatchNorm]:
         return {traced.name: traced.layer for traced in self.layers if isinstance(traced.layer, BatchNorm)}
 

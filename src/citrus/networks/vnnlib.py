@@ -44,8 +44,6 @@ def group_property(images: Tensor, labels: Tensor, eps: str | float, classes: in
     It is a disjunction over the smallest sets of images whose violation would refute the claim; more than
     `MOST_SUBSETS` of them are an error.
     """
-    if classes < 2:
-        raise CitrusError(f"A classifier needs at least two classes, got {classes}.")
     check_images(images, labels, classes)
     radius, count = parse_eps(eps), len(images)
     if not 1 <= survivors <= count:

@@ -8,16 +8,26 @@ places, images).
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from citrus.attacks import Ascent, UniversalResult, consecutive_groups, fooled, pgd, universal_pgd
-from citrus.bounds import interval, margin_rows
-from citrus.errors import CitrusError, SoundnessError
+from citrus.attacks import (
+    Ascent,
+    UniversalResult,
+    consecutive_groups,
+    fooled,
+    highest_margins,
+    pgd,
+    universal_pgd,
+    within,
+)
+from citrus.attacks.alarm import Alarm, save_alarm
+from citrus.bounds import Box, interval, margin_rows, proves
+from citrus.errors import CitrusError
 from citrus.files import save_tensors
 from citrus.inputs import check_images, eps_in_name, parse_eps
 from citrus.networks import Graph, graph
@@ -45,6 +55,8 @@ class Evaluation:
     seconds: float
     pgd_steps: int = PGD_40.steps
     universal_restarts: int = UNIVERSAL.restarts
+    errors: int = 0
+    """Images a proof of which an attack broke, which is a bug: they do not count as certified."""
 
 
 def evaluate(
@@ -59,11 +71,12 @@ def evaluate(
     seed: int = 0,
     out: str | Path | None = None,
     classes: Sequence[str] = (),
+    name: str | None = None,
 ) -> tuple[Evaluation, UniversalResult]:
     """Measure a network in eval mode. The attacks see the first `attacked` images, in groups in the order given.
 
-    `clip` concerns certification and PGD per image; a universal perturbation is never clipped. A folder `out` keeps
-    the universal perturbations, with the names of `classes`.
+    `clip` concerns certification and PGD per image; a universal perturbation is never clipped. A folder `out` keeps the
+    perturbations, with the names of `classes`, and proofs that an attack broke; `name` is where the network lies.
     """
     started, eps = time.perf_counter(), parse_eps(eps)
     plain = graph(network, tuple(images.shape[1:])).map(Tensor.detach)
@@ -74,9 +87,9 @@ def evaluate(
     x, y = images[:count], labels[:count]
     proved = ibp_certified(plain, images, labels, eps, clip)
     alone, together = _attacks(plain, x, y, eps, group_size, clip, seed)
-    broken = (proved[:count] & (alone if clip else alone | together.fooled)).nonzero()
-    if len(broken):
-        raise SoundnessError(f"Image {int(broken[0])} is certified at eps {eps} and yet an attack fools it.")
+    attacks = [alone] if clip else [together.delta[together.groups], alone]
+    alarms = _alarms(plain, (x, y), attacks, proved[:count], eps)
+    proved[[alarm.group for alarm in alarms]] = False
     result = Evaluation(
         eps=eps,
         clip=clip,
@@ -84,20 +97,32 @@ def evaluate(
         clean=percent(predictions(network, images) == labels),
         ibp_certified=percent(proved),
         attacked_images=count,
-        pgd=100 - percent(alone),
+        pgd=100 - percent(_fooled(plain, x + alone, y)),
         universal=100 - percent(together.fooled),
         group_size=group_size,
         seconds=time.perf_counter() - started,
+        errors=len(alarms),
     )
     if out is not None:
         about = {"eps": eps, "group_size": group_size, "classes": list(classes)}
         save_attack(uap_file(out, eps), together, network, x, y, about)
+        _save_alarms(broken_folder(out, eps), alarms, name)
     return result, together
 
 
 def uap_file(out: str | Path, eps: float) -> Path:
     """Where a folder keeps the perturbations of a radius."""
     return Path(out) / "uap" / f"{eps_in_name(eps)}.safetensors"
+
+
+def broken_folder(out: str | Path, eps: float) -> Path:
+    """Where a folder keeps proofs that an attack broke."""
+    return Path(out) / "broken" / eps_in_name(eps)
+
+
+def _save_alarms(folder: Path, alarms: Sequence[Alarm], name: str | None) -> None:
+    for alarm in alarms:
+        save_alarm(folder / f"image-{alarm.group:05}.safetensors", replace(alarm, network=name or ""))
 
 
 def save_attack(
@@ -140,12 +165,12 @@ def ibp_certified(network: nn.Module | Graph, images: Tensor, labels: Tensor, ep
     proved = []
     with true_float32():
         for x, y in _chunks(images, labels):
-            lower, upper = x - eps, x + eps
+            lower, upper = x.double() - eps, x.double() + eps
             if clip:
                 lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
-            rows = margin_rows(y, plain.classes, x.dtype)
-            bounds = interval(plain, (lower + upper) / 2, (upper - lower) / 2, rows)
-            proved.append((bounds.lower > 0).all(1))
+            box = Box.between(lower, upper)
+            bounds = interval(plain, box.centre, box.radius, margin_rows(y, plain.classes, x.dtype))
+            proved.append(proves(bounds.lower).all(1))
     return torch.cat(proved)
 
 
@@ -156,18 +181,42 @@ def percent(mask: Tensor) -> float:
 def _attacks(
     plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, clip: bool, seed: int
 ) -> tuple[Tensor, UniversalResult]:
-    """Which images 40 steps of PGD fool one by one, and one perturbation per group of images in order."""
+    """What 40 steps of PGD find for each image, and one perturbation per group of images in order."""
     generator = torch.Generator(images.device).manual_seed(seed)
     groups = consecutive_groups(len(images), group_size, images.device)
     alone, together = [], []
     with true_float32():  # as the proofs: a margin smaller than TF32's rounding must not look broken
         for x, y in _chunks(images, labels):
-            delta = pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator)
-            alone.append(fooled(plain(x + delta), y))
+            alone.append(pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator))
         for x, y in _chunks(images, labels, max(1, CHUNK // group_size) * group_size):
             together.append(universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator))
     deltas, wrong = torch.cat([part.delta for part in together]), torch.cat([part.fooled for part in together])
     return torch.cat(alone), UniversalResult(deltas, groups, wrong)
+
+
+@torch.no_grad()
+def _fooled(plain: Graph, points: Tensor, labels: Tensor) -> Tensor:
+    with true_float32():
+        return torch.cat([fooled(plain(x), y) for x, y in _chunks(points, labels)])
+
+
+def _alarms(
+    plain: Graph, data: tuple[Tensor, Tensor], attacks: Sequence[Tensor], proved: Tensor, eps: float
+) -> list[Alarm]:
+    """Images that are proved and that a perturbation fools all the same, whatever is rounded: bugs."""
+    images, labels = data
+    found: dict[int, Alarm] = {}
+    for deltas in (within(delta.double(), eps) for delta in attacks):
+        which = (proved & _fooled(plain, images + deltas.to(images.dtype), labels)).nonzero().flatten()
+        for some in which.split(CHUNK):
+            points = images[some].double() + deltas[some]
+            lost = (highest_margins(plain, points, labels[some]) <= 0).any(1)
+            for place in some[lost].tolist():
+                claim = f"Image {place} of the data set is certified alone by intervals, and yet an attack fools it."
+                one = slice(place, place + 1)
+                index, delta = torch.tensor([place]), deltas[place].clone()
+                found[place] = Alarm(place, claim, eps, index, images[one], labels[one], delta, plain.arithmetic)
+    return [alarm for _, alarm in sorted(found.items())]
 
 
 def _chunks(images: Tensor, labels: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,13 +10,17 @@ One critical set that cannot be proved settles its group: no other set matters, 
 whose clock has run out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.sets import Instance, JointResult, JointSettings, Starts, Subset, prove_sets
-from citrus.certify.search.search import SubsetSearch
+from citrus.certify.search.memory import Contradiction
+from citrus.certify.search.search import SearchResult, SubsetSearch
 
+NOTHING = SearchResult(0, False, (), None, (), ())
+"""What is known of a group when nothing can be believed."""
 GROWTH, MOST = 2, 64  # a group is asked for so many times as many sets in the next round, up to so many
 
 
@@ -31,7 +35,9 @@ class OpenGroup:
         self.places, self.search, self.clock, self.share = places, search, clock, share
         self.proofs: list[JointResult] = []  # behind the cuts of `result.conflicts`; choices name places
         self.stuck = False  # a critical set could not be proved
-        with clock.running():
+        self.broken = ""  # what was claimed, if the attack contradicts it
+        self.result = NOTHING
+        with self._working():
             self.result = search.run(share * clock.left)
         self.first = self.result.survivors
 
@@ -40,11 +46,21 @@ class OpenGroup:
         """The clock ran out, or the last search was cut short."""
         return self.clock.over or not self.result.exact
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Charge what is done inside; a proof that the attack contradicts ends the work on this group alone."""
+        with self.clock.running():
+            try:
+                yield
+            except Contradiction as error:
+                self.broken, self.stuck, self.result = str(error), True, NOTHING
+
     def ask(self, wanted: int, alone: bool) -> list[Subset]:
         """Sets whose proof may raise the count: critical ones, or single choices. None if it is final or time is up."""
-        if self.clock.over:
-            return []
-        with self.clock.running():
+        sets: list[Subset] = []
+        if self.clock.over or self.broken:
+            return sets
+        with self._working():
             sets = self.search.critical(wanted, self.share * self.clock.left)
         if alone and sets:
             sets = [(choice,) for choice in self.search.known.names(self.search.known.alive)]
@@ -53,14 +69,15 @@ class OpenGroup:
     def learn(self, proof: JointResult) -> None:
         """Use a joint proof as a cut."""
         self.proofs.append(proof)
-        self.search.known.add_cut((self.places.index(place), label) for place, label in proof.core)
+        with self._working():
+            self.search.known.add_cut((self.places.index(place), label) for place, label in proof.core)
 
     def search_again(self) -> None:
         """The count after new cuts. A search that is cut short may find less than before: then the old count stands."""
-        with self.clock.running():
+        with self._working():
             again = self.search.run(self.share * self.clock.left)
-        better = again.survivors >= self.result.survivors
-        self.result = again if better else replace(self.result, exact=False)
+            better = again.survivors >= self.result.survivors
+            self.result = again if better else replace(self.result, exact=False)
 
 
 def refine_groups(

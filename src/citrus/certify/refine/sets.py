@@ -22,7 +22,9 @@ from torch import Tensor
 from citrus.bounds.ascent import ClimbSettings, Members, climb, hopeless_after
 from citrus.bounds.chunks import MemoryLimit, map_in_chunks
 from citrus.bounds.interval import Box
-from citrus.bounds.substitution import Planes, adaptive_slopes, footprint, lower_planes
+from citrus.bounds.planes import Planes, lower_planes
+from citrus.bounds.rounding import radius_above
+from citrus.bounds.substitution import adaptive_slopes, footprint
 from citrus.certify.clock import Clock, SharedTime
 from citrus.certify.refine.tightening import Assumption, NeuronPlanes, Violated, neuron_planes, tighten
 from citrus.certify.search.planes import Choice, without_lightest
@@ -69,8 +71,13 @@ class Instance:
     def neurons(self, image: int) -> NeuronPlanes:
         if image not in self.kept:
             boxes = [box[image, None] for box in self.boxes]
-            self.kept[image] = neuron_planes(self.graph, self.images[image, None], boxes)
+            self.kept[image] = neuron_planes(self.graph, self.images[image, None], self.radius, boxes)
         return self.kept[image]
+
+    @property
+    def radius(self) -> Tensor:
+        """eps as one row of pixels, no less than it is."""
+        return radius_above(self.eps, self.images)
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ class _Refinement:
 
     def __init__(self, instance: Instance, settings: JointSettings, clocks: SharedTime, starts: Starts) -> None:
         self.instance, self.settings, self.clocks, self.starts = instance, settings, clocks, starts
-        self.graph, self.double = instance.graph, instance.graph.map(Tensor.double)
+        self.graph, self.double = instance.graph, instance.graph.double()
 
     def run(self, attempts: Sequence[_Attempt]) -> list[JointResult]:
         """Climb, then in turn tighten and climb, as long as it pays."""
@@ -178,6 +185,7 @@ class _Refinement:
         planes = lower_planes(
             self.double,
             self.instance.images[image].double(),
+            self.instance.radius.double(),
             members.spec.double(),
             [Box(b.centre.double(), b.radius.double()) for b in boxes],
             [s.double() for s in found.slopes],
@@ -196,7 +204,7 @@ class _Refinement:
         spec = identity[self.instance.labels[image]] - identity[label]
         which, place = image.unique(return_inverse=True)
         at_centre = [value[place] for value in self.graph.values(self.instance.images[which])]
-        radius = self.instance.images.new_full((len(attempts), *self.graph.input_shape), self.instance.eps)
+        radius = self.instance.radius.expand(len(attempts), *self.graph.input_shape)
         owner = torch.arange(len(attempts), device=image.device).repeat_interleave(sizes)
         return Members.of(self.graph, at_centre, spec, boxes, radius, owner)
 
@@ -224,7 +232,7 @@ class _Refinement:
         share = lambdas.double() / lambdas.double().sum()
         rank = share.argsort().argsort()
         most = 1 if attempt.assumptions else count
-        left, holds = without_lightest(a, b, self.instance.eps, share, rank, most, self.settings.tolerance)
+        left, holds = without_lightest(a, b, self.instance.eps, share, rank, most)
         drop = max((r for r, proved in enumerate(holds) if proved), default=count)
         core = tuple(choice for choice, r in zip(attempt.choices, rank.tolist(), strict=True) if r >= drop)
         steps += attempt.results[-1].steps if attempt.results else 0
@@ -254,7 +262,7 @@ class _Refinement:
             members += [Violated(box, self.instance.neurons(i), a, b) for box, i in zip(boxes, images, strict=True)]
         device = last.centre.device  # a CPU's caches hold the planes of one member
         budget = MemoryLimit(1) if device.type == "cpu" else MemoryLimit.of(self.settings.memory, device)
-        found = iter(tighten(members, self.instance.eps, self.settings.tolerance, budget))
+        found = iter(tighten(members, self.instance.eps, budget))
         for attempt in attempts:
             attempt.tightened, multipliers = map(list, zip(*islice(found, len(attempt.choices)), strict=True))
             used = tuple(self.instance.neurons(image).index for image, _ in attempt.choices)

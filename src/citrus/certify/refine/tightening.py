@@ -14,14 +14,15 @@ that one more round costs little more than a few products with them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from citrus.bounds.chunks import MemoryLimit, map_in_chunks
 from citrus.bounds.interval import Box
-from citrus.bounds.substitution import lower_planes
+from citrus.bounds.planes import lower_planes
+from citrus.bounds.rounding import TINY, below, gamma
 from citrus.networks.operations import Graph
 
 STEPS = 40
@@ -58,17 +59,17 @@ class Violated:
     b: Tensor  # (choice,)
 
 
-def neuron_planes(graph: Graph, image: Tensor, boxes: Sequence[Box]) -> NeuronPlanes:
+def neuron_planes(graph: Graph, image: Tensor, radius: Tensor, boxes: Sequence[Box]) -> NeuronPlanes:
     """CROWN's planes of one image's undecided neurons, given its boxes: (1, ...) each."""
     place = graph.relu_inputs[-1]
-    part = Graph(graph.nodes[:place], graph.input_shape)
+    part = replace(graph, nodes=graph.nodes[:place])
     last = boxes[-1]
     index = ((last.lower < 0) & (last.upper > 0)).flatten().nonzero()[:, 0]
     rows = image.new_zeros(len(index), 2, last.centre.numel())
     rows[:, 0].scatter_(1, index[:, None], 1.0)
     rows[:, 1].scatter_(1, index[:, None], -1.0)
     with torch.no_grad():
-        planes = lower_planes(part, image, rows.view(1, -1, *last.centre.shape[1:]), boxes[:-1])
+        planes = lower_planes(part, image, radius, rows.view(1, -1, *last.centre.shape[1:]), boxes[:-1])
     return NeuronPlanes(index, planes.a[0].flatten(1).unflatten(0, (-1, 2)), planes.b[0].unflatten(0, (-1, 2)))
 
 
@@ -76,16 +77,13 @@ Tightened = tuple[Box, Tensor]
 """The box of a member where all choices are violated, and the multipliers (2 neuron, choice) that prove it."""
 
 
-def tighten(members: Sequence[Violated], eps: float, tolerance: float, budget: MemoryLimit) -> list[Tightened]:
-    """Tighten the boxes of these members, as many at a time as the budget holds.
-
-    Bounds are weakened by the share `tolerance` of the numbers they are made of.
-    """
+def tighten(members: Sequence[Violated], eps: float, budget: MemoryLimit) -> list[Tightened]:
+    """Tighten the boxes of these members, as many at a time as the budget holds."""
     widest = max((m.neurons.a.numel() * m.neurons.a.element_size() for m in members), default=0)
-    return map_in_chunks(members, COPIES * max(widest, 1), budget, lambda part: _tighten(part, eps, tolerance))
+    return map_in_chunks(members, COPIES * max(widest, 1), budget, lambda part: _tighten(part, eps))
 
 
-def _tighten(members: Sequence[Violated], eps: float, tolerance: float) -> list[Tightened]:
+def _tighten(members: Sequence[Violated], eps: float) -> list[Tightened]:
     """All members at once: what one has fewer neurons or choices than another is filled up with zeros."""
     index = _filled([m.neurons.index for m in members])
     real = _filled([torch.ones_like(m.neurons.index) for m in members]) > 0
@@ -93,9 +91,8 @@ def _tighten(members: Sequence[Violated], eps: float, tolerance: float) -> list[
     neurons_b = _filled([m.neurons.b for m in members]).flatten(1, 2)
     a, b = _filled([m.a for m in members]), _filled([m.b for m in members])
     mu = _multipliers(neurons_a, neurons_b, a, b, eps)
-    value, size = _bound(neurons_a, neurons_b, a, b, mu, eps)
-    weakened = (value - tolerance * size).unflatten(1, (-1, 2))
-    bounds = torch.where(weakened.isnan() | ~real[:, :, None], -torch.inf, weakened)  # NaN says nothing
+    bound = _bound(neurons_a, neurons_b, a, b, mu, eps).unflatten(1, (-1, 2))
+    bounds = torch.where(bound.isfinite() & real[:, :, None], bound, -torch.inf)  # NaN says nothing
     lower = torch.stack([m.box.lower.flatten() for m in members]).scatter_reduce(1, index, bounds[:, :, 0], "amax")
     upper = torch.stack([m.box.upper.flatten() for m in members]).scatter_reduce(1, index, -bounds[:, :, 1], "amin")
     upper = torch.maximum(lower, upper)  # bounds that cross prove the set; the box is then a point, as in the checker
@@ -111,11 +108,20 @@ def _filled(parts: Sequence[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
-def _bound(neurons_a: Tensor, neurons_b: Tensor, a: Tensor, b: Tensor, mu: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The bound of each neuron that mu gives, and the size of the numbers it is made of: (member, 2 neuron) each."""
-    value = neurons_b + _dot(mu, b) - eps * torch.baddbmm(neurons_a, mu, a).abs().sum(2)
-    reach = b.abs() + eps * a.abs().sum(2)
-    return value, neurons_b.abs() + eps * neurons_a.abs().sum(2) + _dot(mu, reach)
+def _bound(neurons_a: Tensor, neurons_b: Tensor, a: Tensor, b: Tensor, mu: Tensor, eps: float) -> Tensor:
+    """The bound of each neuron that mu gives, with its rounding: (member, 2 neuron). Only products are in the precision
+    of the planes; sums over pixels are in float64."""
+
+    def norm(rows: Tensor) -> Tensor:
+        return eps * rows.abs().sum(2, dtype=torch.float64)
+
+    weights, own, others = mu.double(), neurons_b.double(), b.double()
+    value = own + _dot(weights, others) - norm(torch.baddbmm(neurons_a, mu, a))
+    size = own.abs() + norm(neurons_a) + _dot(weights, others.abs() + norm(a))
+    pixels = gamma(a.shape[2] + mu.shape[2], torch.float64)
+    # The planes were rounded to this precision, and each number of the mix is a sum of as many products as choices.
+    bound = value - (gamma(mu.shape[2] + 4, a.dtype) + pixels) * size - TINY[a.dtype] * (1 + size)
+    return below(bound, a.dtype)
 
 
 def _dot(mu: Tensor, values: Tensor) -> Tensor:

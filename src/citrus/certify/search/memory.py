@@ -13,12 +13,11 @@ from torch import Tensor
 
 from citrus.certify.search.duals import Oracle
 from citrus.certify.search.planes import Choice, ChoicePlanes, Conflict
-from citrus.errors import SoundnessError
 
 ROOM = 1 << 25  # numbers in the perturbations that are kept: 256 MB
 
 
-class Contradiction(SoundnessError):
+class Contradiction(RuntimeError):
     """A perturbation that is known to violate a set which a conflict proves safe: some plane or cut is unsound."""
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from citrus.bounds.rounding import TINY, gamma, proves
 from citrus.errors import CitrusError
 
 Choice = tuple[int, int]  # (image, wrong label)
@@ -70,8 +71,7 @@ def dual_value(
 ) -> tuple[Tensor, Tensor]:
     """g of each row of lambdas (..., plane) in float64, and a bound of the rounding error of that number.
 
-    With u = 2^-53 any order of summation errs by at most gamma_n = n u / (1 - n u) of the sum of absolute values, n the
-    number of additions and products on the way (planes + pixels + a few); twice that also covers the sums in the bound.
+    On its way are as many additions and products as there are planes and pixels, and a few (bounds/rounding.py).
     `norms` may give the 1-norms of the slopes if the caller has them.
     """
     slopes, offsets, lambdas = slopes.double(), offsets.double(), lambdas.double()
@@ -79,19 +79,17 @@ def dual_value(
         raise CitrusError("the multipliers lambda of a proof must be numbers >= 0.")
     mixed = (lambdas[..., None, :] @ slopes)[..., 0, :]
     value = (lambdas * offsets).sum(-1) - eps * mixed.abs().sum(-1)
-    count = slopes.shape[-2] + slopes.shape[-1] + 8
-    gamma = count * 2.0**-53 / (1 - count * 2.0**-53)
     norms = slopes.abs().sum(-1) if norms is None else norms
     size = (lambdas * (offsets.abs() + eps * norms)).sum(-1)
-    return value, 2 * gamma * size + 1e-300  # the constant covers underflow
+    share = gamma(slopes.shape[-2] + slopes.shape[-1] + 8, torch.float64)
+    return value, share * size + TINY[torch.float64] * (1 + size)
 
 
 def without_lightest(
-    slopes: Tensor, offsets: Tensor, eps: float, lambdas: Tensor, rank: Tensor, most: int, tolerance: float = 0.0
+    slopes: Tensor, offsets: Tensor, eps: float, lambdas: Tensor, rank: Tensor, most: int
 ) -> tuple[Tensor, list[bool]]:
     """What is left of a proof without the planes of rank < r, for each r < `most`: g less its rounding, and whether it
-    proves, that is exceeds the share `tolerance` of the size of its terms."""
+    proves."""
     trials = lambdas * (rank >= torch.arange(most, device=rank.device)[:, None])
     value, rounding = dual_value(slopes, offsets, eps, trials)
-    size = (trials * (offsets.abs() + eps * slopes.abs().sum(1))).sum(1)
-    return value - rounding, (value - rounding > tolerance * size).tolist()
+    return value - rounding, proves(value - rounding).tolist()

@@ -27,6 +27,8 @@ class Card:
     """Recipe and seed; `citrus train RECIPE` makes one like it."""
     training: str
     """Images, time and machine of its training, and how it was chosen."""
+    chosen_by: str
+    """What test images had to do with the choice of the network, if anything."""
     clean: float
     certified_alone: float
     """Proved one by one."""
