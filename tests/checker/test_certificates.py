@@ -18,7 +18,8 @@ from citrus.checker.arithmetic import Network
 from citrus.checker.certificate import fingerprint, read_certificate, store, write_certificates
 from citrus.checker.check import WrongNetworkError, check
 from citrus.checker.cover import covers
-from citrus.checker.proofs import Certificate, Evaluator, Intermediate, PlaneSource, Proof
+from citrus.checker.planes import PlaneSource
+from citrus.checker.proofs import Certificate, Evaluator, Intermediate, Proof
 from citrus.errors import CitrusError
 from citrus.files import load_tensors, save_tensors
 from citrus.networks import Graph

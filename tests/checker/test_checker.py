@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from citrus.bounds import LinearSettings, crown, interval, lower_planes, margin_rows, wrong_labels
 from citrus.checker.arithmetic import Network, ReluLines, transposed
 from citrus.checker.enclosure import Enclosure
-from citrus.checker.proofs import Evaluator, Intermediate, PlaneSource, Proof, Value
+from citrus.checker.planes import PlaneSource
+from citrus.checker.proofs import Evaluator, Intermediate, Proof, Value
 from citrus.networks import Graph, Normalize, graph
 from citrus.networks.operations import Conv, Scale, window
 

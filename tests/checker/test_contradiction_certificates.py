@@ -20,7 +20,8 @@ from citrus.checker.arithmetic import LinearForms, Network
 from citrus.checker.certificate import read_certificate, store, write_certificates
 from citrus.checker.check import check
 from citrus.checker.enclosure import Enclosure
-from citrus.checker.proofs import Certificate, Evaluator, Intermediate, PlaneSource, Proof, Round
+from citrus.checker.planes import PlaneSource
+from citrus.checker.proofs import Certificate, Evaluator, Intermediate, Proof, Round
 from citrus.checker.tightening import UndecidedNeurons, least_where, tightened
 from citrus.networks.operations import Linear
 

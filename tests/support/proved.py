@@ -9,7 +9,8 @@ from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, interval,
 from citrus.certify.search.planes import ChoicePlanes
 from citrus.certify.search.search import SubsetSearch
 from citrus.checker.check import check
-from citrus.checker.proofs import Certificate, Intermediate, PlaneSource, Proof
+from citrus.checker.planes import PlaneSource
+from citrus.checker.proofs import Certificate, Intermediate, Proof
 from citrus.networks import Graph
 from support.helpers import CLASSES, Case, case_named, images
 

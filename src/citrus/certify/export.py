@@ -15,7 +15,8 @@ from citrus.certify.settings import Question
 from citrus.checker.certificate import certificate_path as certificate_path
 from citrus.checker.certificate import fingerprint as fingerprint
 from citrus.checker.certificate import write_certificates
-from citrus.checker.proofs import Certificate, PlaneSource, Proof, Round
+from citrus.checker.planes import PlaneSource
+from citrus.checker.proofs import Certificate, Proof, Round
 
 
 def write_block(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from citrus.checker.arithmetic import Network
 from citrus.checker.certificate import fingerprint, read_certificate
-from citrus.checker.proofs import Certificate, Evaluator, Proof, Value, confirmed
+from citrus.checker.proofs import Certificate, Evaluator, Proof, Value, implied
 from citrus.errors import CitrusError
 from citrus.networks.operations import Arithmetic, Graph
 
@@ -104,7 +104,8 @@ class _Checker:
         network = self._network(given.arithmetic)
         evaluator = Evaluator(network, given.images, given.labels, given.eps, given.intermediate)
         self._same_claim(file, given)
-        values = evaluator.values(given.proofs)
+        sums = evaluator.sums(given.duals)
+        values = evaluator.values(given.proofs, sums)
         holding = [proof for proof, value in zip(given.proofs, values, strict=True) if value.holds]
         for k, (proof, value) in enumerate(zip(given.proofs, values, strict=True)):
             if not value.holds:
@@ -113,7 +114,7 @@ class _Checker:
         self.report.holding += len(holding)
         self.report.images += len(given.images)
         claim = f"{given.survivors} of {len(given.images)} images survive"
-        if not confirmed(given, evaluator.classes, holding, given.survivors):
+        if not 0 <= given.survivors <= implied(given, evaluator.classes, holding, sums):
             self.report.failures.append(f"{file}: the proofs that hold do not imply that {claim}.")
             return f"not confirmed that {claim}"
         self.report.confirmed += 1

@@ -7,9 +7,34 @@ one by one from the back of an order: best[k] is the answer for the images from 
 more than best[k + 1] can be had is given up wherever best says that the images left are too few.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Choice = tuple[int, int]
+
+
+class Conflicts:
+    """Sets of choices that no perturbation violates together, found by their images."""
+
+    def __init__(self, conflicts: Iterable[Iterable[Choice]]) -> None:
+        self.by_image = defaultdict[int, list[frozenset[Choice]]](list)
+        for conflict in dict.fromkeys(frozenset((int(i), int(j)) for i, j in one) for one in conflicts):
+            for image in {i for i, _ in conflict}:
+                self.by_image[image].append(conflict)
+
+    def within(self, images: Collection[int]) -> list[frozenset[Choice]]:
+        """Those that are about these images only."""
+        inside = set(images)
+        found = dict.fromkeys(c for image in inside for c in self.by_image.get(image, ()))
+        return [conflict for conflict in found if all(image in inside for image, _ in conflict)]
+
+    def settle(self, choice: Choice) -> bool:
+        """Whether no perturbation violates this choice."""
+        return frozenset([choice]) in self.by_image.get(choice[0], ())
+
+    def exclude(self, one: Choice, other: Choice) -> bool:
+        """Whether no perturbation violates both."""
+        return frozenset([one, other]) in self.by_image.get(one[0], ())
 
 
 def covers(
@@ -18,21 +43,34 @@ def covers(
     survivors: int,
     parts: Sequence[Sequence[int]] | None = None,
 ) -> bool:
-    """True when the conflicts leave at least `survivors` of the len(labels) images unviolated.
+    """True when the conflicts leave at least `survivors` of the len(labels) images unviolated."""
+    split = [range(len(labels))] if parts is None else parts
+    if not are_apart(split, len(labels)):
+        return False
+    return most_lost(Conflicts(conflicts), labels, split) <= len(labels) - survivors
+
+
+def are_apart(parts: Sequence[Sequence[int]], images: int) -> bool:
+    """Whether no image is in two parts, and all exist."""
+    counted = [image for part in parts for image in part]
+    return len(set(counted)) == len(counted) and all(0 <= image < images for image in counted)
+
+
+def most_lost(conflicts: Conflicts, labels: Sequence[Sequence[int]], parts: Sequence[Sequence[int]]) -> int:
+    """At most so many images are violated.
 
     `parts` splits the images into groups that are counted one by one, as a search does that its budget ended: what the
     parts can lose adds up to a bound of the whole, so any split is sound. Images in no part count as violated.
     """
-    known = [frozenset((int(i), int(j)) for i, j in conflict) for conflict in conflicts]
-    split = [list(range(len(labels)))] if parts is None else [list(part) for part in parts]
-    counted = [image for part in split for image in part]
-    if len(set(counted)) < len(counted) or any(not 0 <= image < len(labels) for image in counted):
-        return False
-    lost = len(labels) - len(counted)
-    return lost + sum(most_violated(known, labels, part) for part in split) <= len(labels) - survivors
+    lost = len(labels) - sum(map(len, parts))
+    return lost + sum(most_violated(conflicts.within(part), labels, part) for part in parts)
 
 
-def most_violated(conflicts: Sequence[frozenset[Choice]], labels: Sequence[Sequence[int]], part: Sequence[int]) -> int:
+def most_violated(
+    conflicts: Sequence[frozenset[Choice]],
+    labels: Sequence[Sequence[int]] | Mapping[int, Sequence[int]],
+    part: Collection[int],
+) -> int:
     """The most images of `part` that can be given one of their labels each without containing a conflict."""
     inside = set(part)
     mine = [c for c in conflicts if c and all(image in inside for image, _ in c)]

@@ -186,7 +186,7 @@ class Enclosure:
             around = self.lines[k] if lines is None else lines[k]
             lower, upper, height = (rows.seen(t) for t in (around.lower, around.upper, around.height))
             values = rows.values * torch.where(rows.values >= 0, lower, upper)
-            return rows.adding(values, flat.clamp(max=0) @ height.flatten(), error, rows.corner)
+            return rows.adding(values, (rows.values.clamp(max=0) * height).flatten(1).sum(1), error, rows.corner)
         shape = self.network.shapes[self.network.nodes[k].inputs[0]]
         values, corner = transposed(op, rows.values, shape, rows.corner)
         bias = rows.seen(bias_of(op, self.network.shapes[k + 1]))
@@ -218,16 +218,25 @@ class Enclosure:
         value = self.network.nodes[self.network.relus[-1]].inputs[0]
         return self.lower[value].flatten(), self.upper[value].flatten()
 
-    def planes(self, label: int, wrong: Tensor, slopes: Tensor | None = None, last: Ends | None = None) -> LinearForms:
+    def planes(
+        self,
+        label: int,
+        wrong: Tensor,
+        slopes: Tensor | None = None,
+        last: Ends | None = None,
+        sides: Tensor | None = None,
+    ) -> LinearForms:
         """Planes of margins over the perturbation: margin_j(delta) >= values . delta + offset - error.
 
         `slopes` (row, neuron) are the lower slopes of undecided ReLUs; None takes the adaptive ones. Given slopes,
         `last` may hold a box of the last ReLUs, (neuron,) each: the planes then hold at those delta at which the inputs
-        of these ReLUs are inside it.
+        of these ReLUs are inside it. `sides` (row, side, 2) are neurons, counted through all ReLUs, and 1 or 0: a plane
+        then holds at those delta at which their inputs are >= 0, or <= 0.
         """
         parts = []
         for which in torch.arange(len(wrong)).split(max(1, CHUNK // self.network.widest)):
-            lines = None if slopes is None else self._lines(slopes[which], last)
+            clipped = None if sides is None else sides[which]
+            lines = None if slopes is None else self._lines(slopes[which], last, clipped)
             rows = self.substitute(len(self.network.nodes), self.margins(label, wrong[which]), lines)
             parts.append(self._over_delta(rows))
         return LinearForms.joined(parts)
@@ -242,19 +251,34 @@ class Enclosure:
                 parts.append(self._over_delta(self.substitute(value, rows)))
         return LinearForms.joined(parts)
 
-    def _lines(self, slopes: Tensor, last: Ends | None) -> dict[int, ReluLines]:
+    def _lines(self, slopes: Tensor, last: Ends | None, sides: Tensor | None) -> dict[int, ReluLines]:
         """Lines of every ReLU for each row of slopes.
 
         Lines on a box inside the own one are off by no more than the own ones (`unit`), for their heights are no
         greater; a box that was emptied and made a point is decided and has no height.
         """
-        lines = {}
+        lines, first = {}, 0
         for k, given in self.network.split(slopes).items():
             own = self.lines[k]
             if last is not None and k == self.network.relus[-1]:
                 own = ReluLines.around(last[0].view_as(own.upper), last[1].view_as(own.upper))
+            if sides is not None:
+                own = self._on_sides(k, sides, first)
             lines[k] = replace(own, lower=torch.where(own.undecided, given, own.lower))
+            first += given[0].numel()
         return lines
+
+    def _on_sides(self, k: int, sides: Tensor, first: int) -> ReluLines:
+        """Lines of a ReLU, whose neurons are counted from `first` on, for rows that need hold on these sides only."""
+        shape, value = self.network.shapes[k + 1], self.network.nodes[k].inputs[0]
+        low, high = (ends.flatten().repeat(len(sides), 1) for ends in (self.lower[value], self.upper[value]))
+        neuron, on = (part - start for part, start in zip(sides.unbind(-1), (first, 0), strict=True))
+        row, side = ((neuron >= 0) & (neuron < low.shape[1])).nonzero(as_tuple=True)
+        neuron, on = neuron[row, side], on[row, side] > 0
+        for ends, mine, limit in ((low, on, torch.maximum), (high, ~on, torch.minimum)):
+            at = row[mine], neuron[mine]
+            ends[at] = limit(ends[at], ends.new_zeros(()))
+        return ReluLines.around(low.view(-1, *shape), high.view(-1, *shape))
 
     def _over_delta(self, rows: LinearForms) -> LinearForms:
         """From rows over the input to rows over delta = input - image, flat."""

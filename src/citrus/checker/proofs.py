@@ -23,32 +23,16 @@ import torch
 from torch import Tensor
 
 from citrus.checker.arithmetic import TINY, LinearForms, Network, gamma
-from citrus.checker.cover import Choice, covers
+from citrus.checker.cover import Choice, Conflicts, are_apart, most_lost
+from citrus.checker.dual import Dual, DualSums
 from citrus.checker.enclosure import Enclosure
+from citrus.checker.planes import PlaneSource, planes_of
 from citrus.checker.tightening import UndecidedNeurons, tightened
 from citrus.errors import CitrusError
 from citrus.networks.operations import Arithmetic
 
 Intermediate = Literal["interval", "early", "crown"]
 """Which boxes that enter ReLU layers are made by substitution: none, those of the first two layers, or all."""
-
-
-@dataclass(frozen=True, eq=False)
-class PlaneSource:
-    """What a lower plane of a margin is made from; an object that several proofs share is computed once."""
-
-    image: int  # position in the group
-    label: int  # the wrong label
-    slopes: Tensor | None = None
-    """Lower slopes of all ReLUs in the network's order, in [0, 1] or as bytes 0..255: (neuron,); None takes adaptive
-    ones, 1 where u > -l, else 0."""
-
-    @property
-    def exact_slopes(self) -> Tensor:
-        """In float64; none if they are adaptive."""
-        if self.slopes is None:
-            return torch.zeros(0, dtype=torch.float64)
-        return self.slopes.detach().cpu().double() / (255 if self.slopes.dtype == torch.uint8 else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +74,9 @@ class Certificate:
     proofs: tuple[Proof, ...]
     survivors: int  # what the proofs imply
     parts: tuple[tuple[int, ...], ...] | None = None
-    """Images that were counted together, if the search split them; see cover.covers."""
+    """Images that were counted together, if the search split them; see cover.most_lost. None: all of them."""
+    duals: tuple[Dual, ...] = ()
+    """Bounds of how many of further images are lost."""
     arithmetic: Arithmetic = "real"  # what the network is: a real function, or every program in float32
     network: str = ""  # fingerprint of the network
     network_path: str | None = None  # where the network lay when the certificate was written
@@ -131,22 +117,28 @@ class Evaluator:
         if len(self.labels) != len(images) or any(not 0 <= y < self.classes for y in self.labels):
             raise CitrusError(f"Each image needs a label in 0..{self.classes - 1}, got {self.labels}.")
         self.margins: dict[Choice, float] = {}  # lower bounds by intervals
-        self.planes: dict[PlaneSource, LinearForms] = {}  # one row each
+        self.planes: dict[PlaneSource, LinearForms] = {}  # one row each, of proofs about several images
         self.kept: dict[int, tuple[Enclosure, UndecidedNeurons]] = {}  # by image, for proofs by contradiction
 
-    def values(self, proofs: Sequence[Proof]) -> list[Value]:
-        """The value of each proof, in their order."""
-        useless = {row for row in dict.fromkeys(row for p in proofs for row in p.sources) if not self._usable(row)}
+    def values(self, proofs: Sequence[Proof], sums: Sequence[DualSums] = ()) -> list[Value]:
+        """The value of each proof, in their order. The planes of duals are made along the way, and added up."""
+        used = dict.fromkeys(row for p in proofs for row in p.sources)
+        useless = {row for row in used if not row.is_usable(self.network)}
         sound = [p for p in proofs if self._well_formed(p) and useless.isdisjoint(p.sources)]
-        self._enclose([proof for proof in sound if not proof.rounds])
-        found = {proof: self._by_contradiction(proof) if proof.rounds else self._value(proof) for proof in sound}
+        found = self._enclose([proof for proof in sound if not proof.rounds], sums)
+        found |= {proof: self._by_contradiction(proof) for proof in sound if proof.rounds}
         return [found.get(proof, INVALID) for proof in proofs]
 
-    def _usable(self, source: PlaneSource) -> bool:
-        """Adaptive slopes, or as many as there are ReLUs, all in [0, 1]."""
-        slopes = source.exact_slopes
-        whole = slopes.shape == (self.network.neurons,) and bool(((slopes >= 0) & (slopes <= 1)).all())  # no NaN
-        return source.slopes is None or whole
+    def sums(self, duals: Iterable[Dual]) -> list[DualSums]:
+        """Those that are well-formed, ready to be added up."""
+        exists = [[j for j in range(self.classes) if j != y] for y in self.labels]
+        pixels = prod(self.network.shapes[0])
+        return [
+            DualSums(dual, self.eps)
+            for dual in duals
+            if dual.is_well_formed(len(self.images), pixels, dict(enumerate(exists)))
+            and all(row.is_usable(self.network) for row in dual.sources)
+        ]
 
     def _well_formed(self, proof: Proof) -> bool:
         """Choices exist and are wrong labels; planes belong to choices and have weights >= 0; intervals prove one."""
@@ -174,24 +166,42 @@ class Evaluator:
             for which, mu in zip(part.neurons, part.multipliers, strict=True)
         )
 
-    def _enclose(self, proofs: Sequence[Proof]) -> None:
-        """All planes and margins that these proofs ask for and that are not known, image by image."""
+    def _enclose(self, proofs: Sequence[Proof], sums: Sequence[DualSums]) -> dict[Proof, Value]:
+        """The values of these proofs, from planes and margins that are made image by image. Planes are kept for proofs
+        about several images only."""
         rows: dict[int, dict[PlaneSource, None]] = defaultdict(dict)  # by image, each once
         claims: dict[int, list[int]] = defaultdict(list)  # wrong labels by image
+        waiting: dict[int, list[Proof]] = defaultdict(list)  # by the last image of theirs
         for proof in proofs:
+            waiting[max(image for image, _ in proof.choices)].append(proof)
             if not proof.rows and proof.choices[0] not in self.margins:
                 claims[proof.choices[0][0]].append(proof.choices[0][1])
             for row in proof.rows:
-                if row not in self.planes:
-                    rows[row.image][row] = None
-        for image in sorted({*rows, *claims}):
-            # Interval proofs try the plain boxes first: they cost next to nothing.
-            boxes = Enclosure(self.network, self.images[image], self.eps, refined=0)
-            left = self._by_interval(boxes, image, claims[image])
-            if self.refined and (rows[image] or left):
-                boxes = self.kept[image][0] if image in self.kept else self._refined(image)
-                self._by_interval(boxes, image, left)
-            self._add_planes(boxes, image, list(rows[image]))
+                rows[row.image][row] = None
+        for one in sums:
+            for row in one.dual.sources:
+                rows[row.image][row] = None
+        shared = {row for proof in proofs if len({i for i, _ in proof.choices}) > 1 for row in proof.rows}
+        found: dict[Proof, Value] = {}
+        for image in sorted({*rows, *claims, *waiting}):
+            self._visit(image, claims[image], list(rows[image]), sums)
+            found |= {proof: self._value(proof) for proof in waiting[image]}
+            for row in rows[image].keys() - shared:
+                del self.planes[row]
+        return found
+
+    def _visit(self, image: int, claims: list[int], sources: list[PlaneSource], sums: Sequence[DualSums]) -> None:
+        """All margins and planes of one image."""
+        # Interval proofs try the plain boxes first: they cost next to nothing.
+        boxes = Enclosure(self.network, self.images[image], self.eps, refined=0)
+        left = self._by_interval(boxes, image, claims)
+        if self.refined and (sources or left):
+            boxes = self.kept[image][0] if image in self.kept else self._refined(image)
+            self._by_interval(boxes, image, left)
+        for source, row in planes_of(boxes, self.labels[image], sources):
+            self.planes[source] = row
+            for one in sums:
+                one.take(source, row)
 
     def _refined(self, image: int) -> Enclosure:
         return Enclosure(self.network, self.images[image], self.eps, self.refined)
@@ -202,16 +212,6 @@ class Evaluator:
             margins = boxes.interval_margins(self.labels[image], torch.tensor(claims))
             self.margins.update({(image, j): m for j, m in zip(claims, margins.tolist(), strict=True)})
         return [j for j in claims if not self.margins[image, j] > 0]
-
-    def _add_planes(self, boxes: Enclosure, image: int, sources: list[PlaneSource]) -> None:
-        """Planes of one image: those with adaptive slopes together, and those with slopes of their own together."""
-        for adaptive in (True, False):
-            batch = [source for source in sources if (source.slopes is None) is adaptive]
-            if batch:
-                wrong = torch.tensor([source.label for source in batch])
-                slopes = None if adaptive else torch.stack([source.exact_slopes for source in batch])
-                rows = boxes.planes(self.labels[image], wrong, slopes)
-                self.planes.update({source: rows[k : k + 1] for k, source in enumerate(batch)})
 
     def _by_contradiction(self, proof: Proof) -> Value:
         """The value of a proof with rounds: boxes are tightened round by round, the last planes are made on them."""
@@ -251,8 +251,16 @@ class Evaluator:
         return Value(float(value), float(rounding))
 
 
-def confirmed(certificate: Certificate, classes: int, proofs: Iterable[Proof], survivors: int) -> bool:
-    """Do these proofs alone imply that so many images of the group survive? Every label not proved counts as open."""
-    wrong = [[j for j in range(classes) if j != y] for y in certificate.labels.tolist()]
-    choices = [proof.choices for proof in proofs]
-    return 0 <= survivors <= len(wrong) and covers(choices, wrong, survivors, certificate.parts)
+def implied(
+    certificate: Certificate, classes: int, proofs: Iterable[Proof], sums: Sequence[DualSums] = (), slack: float = 0.0
+) -> int:
+    """How many images of the group survive by these proofs, and by duals whose planes are added up."""
+    labels, count = certificate.labels.tolist(), len(certificate.labels)
+    wrong = [[j for j in range(classes) if j != y] for y in labels]
+    duals = [one.dual.images for one in sums]
+    parts = [range(count)] if certificate.parts is None else certificate.parts
+    if not are_apart([*parts, *duals], count):
+        return 0
+    conflicts = Conflicts(proof.choices for proof in proofs)
+    others = most_lost(conflicts, wrong, parts) - sum(map(len, duals))
+    return count - others - sum(one.lost(conflicts, wrong, slack) for one in sums)
