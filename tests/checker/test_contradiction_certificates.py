@@ -13,7 +13,7 @@ from support.proved import failures
 from torch import Tensor
 
 from citrus.certify.cascade import Cascade
-from citrus.certify.export import certificates_of
+from citrus.certify.export import Exporter
 from citrus.certify.refine.sets import Instance, JointResult, JointSettings, prove_sets
 from citrus.certify.settings import CertifySettings
 from citrus.checker.arithmetic import LinearForms, Network
@@ -240,7 +240,7 @@ def test_the_cascade_writes_what_it_proves(intermediate: Intermediate, tmp_path:
     settings = CertifySettings(4, intermediate=intermediate)
     cascade = Cascade(plain, instance.images, instance.labels, 0.045, settings)
     blocks = list(cascade.blocks())
-    certificates = [given for block in blocks for given in certificates_of(cascade.question, block)]
+    certificates = [given for block in blocks for given in Exporter(tmp_path, cascade.question).certificates(block)]
     assert any(proof.rounds for given in certificates for proof in given.proofs)
     files = write_certificates(tmp_path, plain, certificates)
     assert not any(file.lost for file in files)

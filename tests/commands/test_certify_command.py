@@ -17,7 +17,7 @@ import citrus.commands.certify as command
 from citrus.attacks import Ascent
 from citrus.certify import cascade, export
 from citrus.certify.cascade import Cascade
-from citrus.certify.export import certificates_of
+from citrus.certify.export import Exporter
 from citrus.certify.settings import VERIFIERS, CertifySettings
 from citrus.checker.certificate import Written, write_certificates
 from citrus.checker.check import check
@@ -297,7 +297,7 @@ def test_what_every_verifier_finds_can_be_written_down_and_checked(
         cascade = Cascade(plain, x, y, eps, settings)
         blocks = list(cascade.blocks())
         rows = [row for block in blocks for row in block.rows]
-        certificates = [given for block in blocks for given in certificates_of(cascade.question, block)]
+        certificates = [given for block in blocks for given in Exporter(tmp_path, cascade.question).certificates(block)]
         written = write_certificates(tmp_path, plain, certificates)
         report = check(tmp_path, plain)
         assert not report.failures

@@ -9,9 +9,9 @@ count for each group (together.py).
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from citrus.certify.refine.rounds import OpenGroup
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.settings import CertifySettings, Grouping, Question, pick_verifier
 from citrus.certify.together import Together, prove_together
-from citrus.certify.whole.group import PART, PARTS_UP_TO, prove_large
+from citrus.certify.whole.group import PART, PARTS_UP_TO, LargeProof, prove_large
+from citrus.certify.whole.master import MasterProof
 from citrus.errors import CitrusError, memory_ran_out
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
@@ -34,6 +35,8 @@ PREDICTED = 500  # images at a time
 
 Numbered = tuple[int, Tensor]
 """A group: its number, and the places of its images in the data set."""
+Watch = Callable[[int, Singles, dict[int, OpenGroup]], None]
+"""Is given what was proved about each block of a large group, by the group's number, before it is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class BlockProof:
     singles: Singles | None = None  # None if the block ended in an error
     work: dict[int, OpenGroup] = field(default_factory=dict)
     """Search and refinement of the groups that single-image proofs leave open, by their place in the block."""
+    masters: dict[int, tuple[MasterProof, ...]] = field(default_factory=dict)
+    """The master problems of large groups, by number; none where parts of the group prove as much."""
     alarms: tuple[Alarm, ...] = ()
     """Groups a proof of which an attack broke."""
 
@@ -94,6 +99,7 @@ class Cascade:
         settings = settings.sized(len(images))
         verifier = pick_verifier(settings.verifier, settings.intermediate, plain)
         self.alarms: list[Alarm] = []
+        self.watch: Watch = lambda number, singles, work: None
         self.question = Question(replace(plain, arithmetic=settings.arithmetic), parse_eps(eps), settings, verifier)
 
     @cached_property
@@ -169,8 +175,7 @@ class Cascade:
     def _prove(self, groups: list[Numbered]) -> BlockProof:
         """All stages for some groups. Images that are misclassified count as lost and take no part."""
         if self.question.verifier.whole and max(len(where) for _, where in groups) > self.question.settings.searched:
-            proofs = [self._prove_large(number, where) for number, where in groups]
-            return BlockProof(tuple(row for row, _ in proofs), alarms=tuple(a for _, found in proofs for a in found))
+            return self._prove_larges(groups)
         started, block = time.perf_counter(), self._block(groups)
         try:
             singles = prove_alone(self.question, block)
@@ -178,7 +183,9 @@ class Cascade:
         except (RuntimeError, MemoryError) as error:
             if not memory_ran_out(error):
                 raise
-            return self._failed(groups, block, f"out of memory: {error}")
+            right = [int(block.correct[block.owner == k].sum()) for k in range(len(groups))]
+            parts = zip(groups, right, strict=True)
+            return BlockProof(tuple(_failed_row(n, tuple(where.tolist()), count, error) for (n, where), count in parts))
         elapsed, work = time.perf_counter() - started, together.work
         shared = (elapsed - sum(group.clock.spent for group in work.values())) / len(groups)
         rows, alarms = [], []
@@ -188,35 +195,32 @@ class Cascade:
                 alarms.append(self._alarm(number, singles, k, together))
                 row = replace(row, certified=0, attacked=row.correct, verdict=Verdict.ERROR, note=together.broken[k][0])
             rows.append(row)
-        return BlockProof(tuple(rows), singles, work, tuple(alarms))
+        return BlockProof(tuple(rows), singles, work, alarms=tuple(alarms))
 
-    def _prove_large(self, number: int, where: Tensor) -> tuple[GroupResult, tuple[Alarm, ...]]:
-        """All stages for one group of many images."""
-        started, index = time.perf_counter(), tuple(where.tolist())
-        try:
-            found = prove_large(self.question, self._parts(where), len(where) <= PARTS_UP_TO)
-        except (RuntimeError, MemoryError) as error:
-            if not memory_ran_out(error):
-                raise
-            right = int((self.predicted[where] == self.labels[where]).sum())
-            note = f"out of memory: {error}"
-            return GroupResult(number, index, right, 0, right, Verdict.ERROR, note=note), ()
-        row = GroupResult(
-            group=number,
-            index=index,
-            correct=found.correct,
-            certified=found.certified,
-            attacked=found.attacked,
-            verdict=verdict_of(len(index), found.certified, found.attacked, found.timed_out),
-            stages={name: count for name, count in found.stages.items() if count},
-            seconds=round(time.perf_counter() - started, 3),
-        )
-        if not found.broken:
-            return row, ()
-        assert found.delta is not None
-        group = where, self.images[where], self.labels[where]
-        alarm = Alarm(number, found.broken, self.question.eps, *group, found.delta, self.question.settings.arithmetic)
-        return replace(row, certified=0, attacked=row.correct, verdict=Verdict.ERROR, note=found.broken), (alarm,)
+    def _prove_larges(self, groups: list[Numbered]) -> BlockProof:
+        """All stages for groups of many images, one after another."""
+        rows, masters, alarms = [], {}, []
+        for number, where in groups:
+            started, index = time.perf_counter(), tuple(where.tolist())
+            try:
+                search = len(where) <= PARTS_UP_TO
+                found = prove_large(self.question, self._parts(where), search, partial(self.watch, number))
+            except (RuntimeError, MemoryError) as error:
+                if not memory_ran_out(error):
+                    raise
+                right = int((self.predicted[where] == self.labels[where]).sum())
+                rows.append(_failed_row(number, index, right, error))
+                continue
+            row = _large_row(number, index, found, time.perf_counter() - started)
+            if found.broken:
+                assert found.delta is not None
+                group = where, self.images[where], self.labels[where]
+                arithmetic = self.question.settings.arithmetic
+                alarms.append(Alarm(number, found.broken, self.question.eps, *group, found.delta, arithmetic))
+                row = replace(row, certified=0, attacked=row.correct, verdict=Verdict.ERROR, note=found.broken)
+            rows.append(row)
+            masters[number] = found.masters
+        return BlockProof(tuple(rows), masters=masters, alarms=tuple(alarms))
 
     def _parts(self, where: Tensor) -> Iterator[Block]:
         """The images of a large group in blocks, each in the parts that are searched together."""
@@ -229,13 +233,23 @@ class Cascade:
         group = singles.index[mine], singles.images[mine], singles.labels[mine]
         return Alarm(number, claim, self.question.eps, *group, delta, self.question.settings.arithmetic)
 
-    def _failed(self, groups: list[Numbered], block: Block, note: str) -> BlockProof:
-        """Nothing is proved, and nothing is known against the images that are classified right."""
-        rows = []
-        for k, (number, where) in enumerate(groups):
-            right = int(block.correct[block.owner == k].sum())
-            rows.append(GroupResult(number, tuple(where.tolist()), right, 0, right, Verdict.ERROR, note=note))
-        return BlockProof(tuple(rows))
+
+def _failed_row(number: int, index: tuple[int, ...], right: int, error: BaseException) -> GroupResult:
+    """Memory ran out: nothing is proved, and nothing is known against the images that are classified right."""
+    return GroupResult(number, index, right, 0, right, Verdict.ERROR, note=f"out of memory: {error}")
+
+
+def _large_row(number: int, index: tuple[int, ...], found: LargeProof, seconds: float) -> GroupResult:
+    return GroupResult(
+        group=number,
+        index=index,
+        correct=found.correct,
+        certified=found.certified,
+        attacked=found.attacked,
+        verdict=verdict_of(len(index), found.certified, found.attacked, found.timed_out),
+        stages={name: count for name, count in found.stages.items() if count},
+        seconds=round(seconds, 3),
+    )
 
 
 def _row(number: int, where: Tensor, singles: Singles, k: int, together: Together, shared: float) -> GroupResult:

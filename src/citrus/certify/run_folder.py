@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from citrus.attacks.alarm import Alarm, save_alarm
 from citrus.certify.cascade import Cascade
-from citrus.certify.export import certificate_path, fingerprint, write_block
+from citrus.certify.export import Exporter, certificate_path, fingerprint
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.settings import CertifySettings
 from citrus.errors import CitrusError
@@ -61,6 +61,8 @@ def certify_into(
     states = path.with_name(f"{path.stem}-states")
     question = cascade.question = replace(cascade.question, tell=on_text, keep_in=states)
     folder = certificate_folder(out, question.eps, settings) if certificates else None
+    exporter = None if folder is None else Exporter(folder, question, name)
+    cascade.watch = exporter.watch if exporter else cascade.watch
     asked = {"network": fingerprint(question.graph), "eps": question.eps, "images": len(images)}
     asked |= {"data": _digest(images, labels), **asdict(settings)}
     asked["intermediate"] = question.verifier.linear.intermediate  # what auto stands for
@@ -72,7 +74,7 @@ def certify_into(
         on_rows((), len(done), total)
         for block in cascade.blocks(skip=done):
             kept_before = done - {alarm.group for alarm in block.alarms}
-            counts = {} if folder is None else write_block(folder, question, block, name, kept_before)
+            counts = exporter.write(block, kept_before) if exporter else {}
             fresh = (row for row in block.rows if row.group not in kept_before)
             kept = [_lowered(row, counts.get(row.group, row.certified)) for row in fresh]
             kept = [_told(row, block.alarms, broken_folder(out, question.eps, settings), name) for row in kept]

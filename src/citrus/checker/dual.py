@@ -192,22 +192,16 @@ def _are_justified(dual: Dual, conflicts: Conflicts) -> bool:
 
 
 def is_covered(leaves: Iterable[Sequence[Side]]) -> bool:
-    """Whether one of these applies whatever the signs of all neurons are. They must be the leaves of a tree, in which
-    each split is about the first side of its leaves that is not above it."""
-    waiting: list[list[dict[int, int]]] = [[dict(sides) for sides in leaves]]
+    """Whether one of these applies whatever the signs of all neurons are. They must be the leaves of a tree, the sides
+    of each in order from its root."""
+    waiting = [(0, list(leaves))]
     while waiting:
-        some = waiting.pop()
-        if not some:
-            return False
-        if any(not sides for sides in some):
+        depth, some = waiting.pop()
+        if any(len(sides) == depth for sides in some):
             continue
-        neuron = next(iter(some[0]))
-        if any(neuron not in sides for sides in some):
+        if len({sides[depth][0] for sides in some}) != 1:  # none, or no tree
             return False
-        for on in (0, 1):
-            waiting.append(
-                [{n: way for n, way in sides.items() if n != neuron} for sides in some if sides[neuron] == on]
-            )
+        waiting += [(depth + 1, [sides for sides in some if sides[depth][1] == on]) for on in (0, 1)]
     return True
 
 

@@ -64,7 +64,10 @@ class _Numbers:
     def tensors(self) -> dict[str, Tensor]:
         most = max(map(len, self.sides))
         sides = [[*some, *[(-1, -1)] * (most - len(some))] for some in self.sides]
-        found = {"planes": _table(self.planes, 5), "sides": torch.tensor(sides, dtype=torch.int32).view(len(sides), most, 2)}
+        found = {
+            "planes": _table(self.planes, 5),
+            "sides": torch.tensor(sides, dtype=torch.int32).view(len(sides), most, 2),
+        }
         return found | {
             f"slopes{bits}": torch.stack([slopes for _, slopes in table.values()])
             for bits, table in self.slopes.items()
@@ -221,30 +224,31 @@ def _read_dual(
     tensors: dict[str, Tensor], name: str, sources: list[PlaneSource], sides: list[tuple[Side, ...]]
 ) -> Dual:
     given = {key.removeprefix(name): value for key, value in tensors.items() if key.startswith(name)}
-    planes, closed = ([sources[k] for k in _numbers(given[key], len(sources))] for key in ("planes", "closed"))
-    leaves = given["leaves"].long().reshape(-1, 3).tolist()
+
+    def whole(key: str, *width: int) -> Tensor:
+        if given[key].shape[1:] != width or given[key].dim() != 1 + len(width) or given[key].is_floating_point():
+            raise ValueError(f"{name}{key} has the wrong shape or type")
+        return given[key].long()
+
+    planes, closed = whole("planes").tolist(), whole("closed").tolist()
+    for listed in (planes, closed):
+        if len(set(listed)) < len(listed) or any(not 0 <= k < len(sources) for k in listed):
+            raise ValueError("a dual names a plane twice, or one that is not listed")
+    leaves = whole("leaves", 3).tolist()
     if any(not 0 <= side < len(sides) for *_, side in leaves):
         raise ValueError("a leaf has sides that do not exist")
-    sizes, limits = given["cuts"].long().reshape(-1, 2).T.tolist()
-    members = [tuple(part.tolist()) for part in given["members"].long().split(sizes)]
+    sizes, limits = whole("cuts", 2).T.tolist()
+    members = [tuple(part.tolist()) for part in whole("members").split(sizes)]
     return Dual(
-        images=tuple(given["images"].long().tolist()),
+        images=tuple(whole("images").tolist()),
         leaves=tuple(Leaf(i, j, sides[side]) for i, j, side in leaves),
-        closed=tuple(closed),
-        planes=tuple(planes),
-        uses=given["uses"].long(),
-        pairs=given["pairs"].long(),
+        closed=tuple(sources[k] for k in closed),
+        planes=tuple(sources[k] for k in planes),
+        uses=whole("uses", 2),
+        pairs=whole("pairs", 2),
         cuts=tuple(zip(members, limits, strict=True)),
         **{key: given[key] for key in MULTIPLIERS},
     )
-
-
-def _numbers(listed: Tensor, count: int) -> list[int]:
-    """Numbers of planes, each once."""
-    found = listed.long().tolist()
-    if len(set(found)) < len(found) or any(not 0 <= k < count for k in found):
-        raise ValueError("a dual names a plane twice, or one that is not listed")
-    return found
 
 
 def _arithmetic(name: Any) -> Arithmetic:
