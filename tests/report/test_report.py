@@ -63,8 +63,8 @@ def summary(run: Path, name: str) -> dict[str, Any]:
 def test_headline_equals_the_files(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     found = {row[0]: row[1] for row in tables(run)[HEADLINE]}
-    proved = summary(run, "citrus-0.1-n5-dataset")
-    alone = sum(row.stages.get("interval", 0) + row.stages.get("crown", 0) for row in rows(5, seed=1))
+    proved = summary(run, "citrus-0.1-n40-dataset")
+    alone = sum(row.stages.get("interval", 0) + row.stages.get("crown", 0) for row in rows(40, seed=3))
     assert found == {
         "Measure": "one",
         "Clean": f"{SUMMARY['clean']:.2f}",
@@ -83,18 +83,19 @@ def test_every_certification_is_listed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     _, *found = tables(run)["All certifications, percent of test images"]
     expected = []
-    for name in ("citrus-0.05-n5-dataset", "citrus-0.1-n5-dataset", "citrus-0.1-n10-dataset"):
+    for name in ("citrus-0.05-n5-dataset", "citrus-0.1-n5-dataset", "citrus-0.1-n10-dataset", "citrus-0.1-n40-dataset"):
         s = summary(run, name)
         values = [f"{s[key]:.2f}" for key in ("correct", "certified", "attacked")]
-        expected.append([f"eps {s['eps']}, N = {s['group_size']}", "40", *values, "61.5"])
+        size = "all (40)" if s["group_size"] == 40 else s["group_size"]
+        expected.append([f"eps {s['eps']}, N = {size}", "40", *values, "61.5"])
     assert found == expected
 
 
 def test_stages_and_outcomes_add_up(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     header, *found = tables(run)["Images by the stage that settled them"]
-    assert header == ["Stage", "eps 0.05, N = 5", "eps 0.1, N = 5", "eps 0.1, N = 10"]
-    assert [sum(int(row[k]) for row in found) for k in (1, 2, 3)] == [40, 40, 40]
+    assert header == ["Stage", "eps 0.05, N = 5", "eps 0.1, N = 5", "eps 0.1, N = 10", "eps 0.1, N = all (40)"]
+    assert [sum(int(row[k]) for row in found) for k in (1, 2, 3, 4)] == [40, 40, 40, 40]
     intervals = sum(row.stages.get("interval", 0) for row in rows(5))
     assert found[0][:2] == ["intervals (IBP)", str(intervals)]
 
@@ -104,13 +105,13 @@ def test_a_certification_of_single_images_is_preferred_to_the_first_stages(tmp_p
     write_certification(run / "certify", 0.1, 1)
     found = {row[0]: row[1] for row in tables(run)[HEADLINE]}
     assert found["Certified, one by one"] == f"{summary(run, 'citrus-0.1-n1-dataset')['certified']:.2f}"
-    assert found["Certified, universal"] == f"{summary(run, 'citrus-0.1-n5-dataset')['certified']:.2f}"
+    assert found["Certified, universal"] == f"{summary(run, 'citrus-0.1-n40-dataset')['certified']:.2f}"
 
 
 def test_another_eps_is_said(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", {"eps": 0.2})
     notes = page(run).notes[HEADLINE]
-    assert notes["Certified, universal"] == "40 images, N = 5, eps 0.1"
+    assert notes["Certified, universal"] == "one perturbation for all 40, eps 0.1"
     assert notes["Attacked, universal"] == "first 40 images, N = 5, eps 0.1"
     assert notes["Clean"] == "100 images"
 
@@ -121,9 +122,10 @@ def test_curves_tell_their_numbers(tmp_path: Path) -> None:
     low, high = summary(run, "citrus-0.05-n5-dataset"), summary(run, "citrus-0.1-n5-dataset")
     certified = f"{low['correct']:.2f} at eps 0, {low['certified']:.2f} at eps 0.05, {high['certified']:.2f} at eps 0.1"
     assert certified in told["Accuracy against the radius eps"]
-    ten = summary(run, "citrus-0.1-n10-dataset")
+    ten, everybody = summary(run, "citrus-0.1-n10-dataset"), summary(run, "citrus-0.1-n40-dataset")
     # PGD saw the same 40 images, so it stands for a group of one.
-    attacked = f"87.50 at N 1, {high['attacked']:.2f} at N 5, {ten['attacked']:.2f} at N 10"
+    attacked = f"87.50 at N = 1, {high['attacked']:.2f} at N = 5, {ten['attacked']:.2f} at N = 10"
+    attacked += f", {everybody['attacked']:.2f} at N = all"
     assert attacked in told["Accuracy against the group size N"]
     assert told["Accuracy on held-out images"] == "clean: from 80 to 85; certified (IBP): from 0 to 50"
 
@@ -133,7 +135,7 @@ def test_a_shared_perturbation_is_an_attack_on_each_image_too(tmp_path: Path) ->
     run = write_run(tmp_path / "one")
     (run / "summary.json").write_text(json.dumps({**SUMMARY, "pgd": 99.0}))
     groups = summary(run, "citrus-0.1-n5-dataset")["attacked"]
-    assert f"{groups:.2f} at N 1, {groups:.2f} at N 5" in page(run).figures["Accuracy against the group size N"]
+    assert f"{groups:.2f} at N = 1, {groups:.2f} at N = 5" in page(run).figures["Accuracy against the group size N"]
 
 
 def test_classes_and_perturbation(tmp_path: Path) -> None:
@@ -187,11 +189,11 @@ def test_a_run_has_one_colour_in_all_charts(tmp_path: Path) -> None:
     (paths[1] / "metrics.jsonl").unlink()
     shown = page(*paths)
     keys = [shown.keys[title] for title in shown.figures]
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert {shown["whole"] for shown in keys} == {"s2"}
-    assert {shown["untrained"] for shown in keys[:2]} == {"s1"}
-    assert {shown["uncertified"] for shown in keys[2:]} == {"s0"}
-    assert not any("uncertified" in shown for shown in keys[:2])
+    assert {shown["untrained"] for shown in keys[:3]} == {"s1"}
+    assert {shown["uncertified"] for shown in keys[3:]} == {"s0"}
+    assert not any("uncertified" in shown for shown in keys[:3])
 
 
 def test_many_runs_become_rows_and_names_stay_apart(tmp_path: Path) -> None:
@@ -378,7 +380,8 @@ KNOWN = {
     "uap/0.1.json": ("eps", "group_size", "ibp_certified", "pgd_steps"),
     "metrics.jsonl": ("epoch", "loss", "validation_clean", "seconds"),
     "certify/citrus-0.1-n5-dataset.json": ("seconds", "stage_seconds"),
-    "certify/citrus-0.1-n5-dataset.jsonl": ("eps", "group_size", "images", "grouping", "verifier"),
+    "certify/citrus-0.1-n40-dataset.json": ("seconds", "used"),
+    "certify/citrus-0.1-n5-dataset.jsonl": ("eps", "group_size", "images", "grouping", "verifier", "arithmetic"),
 }
 
 

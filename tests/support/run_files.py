@@ -50,13 +50,13 @@ SUMMARY: dict[str, Any] = {
 
 
 def write_run(path: Path, config: dict[str, Any] | None = None, seed: int = 0) -> Path:
-    """A finished run with three certifications and one attack."""
+    """A finished run with four certifications, one of them for all images, and one attack."""
     path.mkdir(parents=True, exist_ok=True)
     for name, values in (("config", {**CONFIG, **(config or {})}), ("env", ENV), ("summary", SUMMARY)):
         (path / f"{name}.json").write_text(json.dumps(values))
     (path / "metrics.jsonl").write_text("".join(json.dumps(epoch(k, seed)) + "\n" for k in range(6)))
     (path / "model.safetensors").write_bytes(b"")  # the report only asks whether it is there
-    for k, (eps, size) in enumerate(((0.05, 5), (0.1, 5), (0.1, 10))):
+    for k, (eps, size) in enumerate(((0.05, 5), (0.1, 5), (0.1, 10), (0.1, 40))):
         write_certification(path / "certify", eps, size, seed=seed + k)
     write_attack(path / "uap" / "0.1.safetensors", seed=seed)
     return path
@@ -81,9 +81,10 @@ def rows(size: int, images: int = 40, seed: int = 0) -> list[GroupResult]:
     """Groups in which every count is possible."""
     generator = torch.Generator().manual_seed(seed)
     found = []
+    size = min(size, images)
     for number, start in enumerate(range(0, images, size)):
         right, attacked, certified = size, size, size
-        if number % 2:
+        if number % 2 or size == images:
             fall, open_, wrong = torch.randint(0, 2, (3,), generator=generator).tolist()
             right = size - wrong
             attacked = max(right - fall, 0)
@@ -105,7 +106,8 @@ def write_certification(
     RowFile(path, asked).add(found)
     if finished:
         result = Certification(found, images, eps, size, "dataset", "citrus")
-        totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
+        totals: dict[str, Any] = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
+        totals |= {"unseen": result.unseen(), "used": ""}
         counts = {"outcomes": result.images_by_outcome(), "stage_seconds": {"interval": 0.5, "attack": 2.0}}
         path.with_suffix(".json").write_text(json.dumps({**asked, **totals, **counts, "seconds": 61.5}))
     return path
@@ -118,16 +120,30 @@ class Brightest(nn.Module):
         return x.mean((1, 3)).unflatten(1, (3, 4)).mean(2)
 
 
-def write_attack(path: Path, seed: int = 0, classes: tuple[str, ...] = ("top", "middle", "bottom")) -> None:
+def write_attack(
+    path: Path, seed: int = 0, classes: tuple[str, ...] = ("top", "middle", "bottom"), size: int = 5, eps: float = 0.5
+) -> None:
     """The last perturbation darkens the top third so much that it is no longer the brightest."""
     data = blobs(20, seed)
     images, network = as_float(data.images), Brightest()
-    delta = torch.zeros(4, *SHAPE)
-    delta[3, :, :4] = -0.5
-    groups = consecutive_groups(20, 5)
+    groups = consecutive_groups(20, size)
+    delta = torch.zeros(int(groups[-1]) + 1, *SHAPE)
+    delta[-1, :, :4] = -0.5
     fooled = network(images + delta[groups]).argmax(1) != data.labels
-    about = {"eps": 0.5, "group_size": 5, "classes": list(classes)}
+    about = {"eps": eps, "group_size": size, "classes": list(classes)}
     save_attack(path, UniversalResult(delta, groups, fooled), network, images, data.labels, about)
+
+
+def write_targets(path: Path, names: tuple[str, ...] = ("top", "middle", "bottom")) -> dict[str, Any]:
+    """What one perturbation for 40 images can have taken for each class."""
+    classes = [
+        {"class": k, "name": name, "candidates": 30 - k, "most": 8 + k, "attacked": 2 + k}
+        for k, name in enumerate(names)
+    ]
+    values = {"eps": 0.1, "images": 40, "confidence": None, "classes": classes, "seconds": 3.5}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+    return values
 
 
 class Page(HTMLParser):

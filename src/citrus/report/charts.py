@@ -12,6 +12,7 @@ MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-
 MOST_MARKERS = 12  # of a line; a longer one has some, so that its shape tells it apart as well as its colour
 WIDTH, HEIGHT = 720, 420  # of a file
 LEFT, TOP, RIGHT, BOTTOM = 64, 104, 24, 56  # room around its plot
+TICK_ROOM = 9  # percent of an axis between its ticks
 LEGEND_LINE, LETTER = 22, 7.2  # height of a line of its legend, and width of a letter there
 Point = tuple[float, float]
 
@@ -74,7 +75,7 @@ def count_axis(label: str, values: Iterable[float]) -> Axis:
 
 
 def value_axis(label: str, values: Sequence[tuple[float, str]], logarithmic: bool = False) -> Axis:
-    """An axis whose ticks are the measured values, as far as their texts do not run into each other."""
+    """An axis with ticks at the measured values, as far as their texts do not run into each other; the last has one."""
     known = sorted(set(values))
     low, high = known[0][0], known[-1][0]
     if low == high:
@@ -82,8 +83,10 @@ def value_axis(label: str, values: Sequence[tuple[float, str]], logarithmic: boo
     axis = Axis(label, low, high, (), logarithmic)
     ticks: list[tuple[float, str]] = []
     for value, text in known:
-        if not ticks or axis.share(value) - axis.share(ticks[-1][0]) >= 9:
+        if not ticks or axis.share(value) - axis.share(ticks[-1][0]) >= TICK_ROOM:
             ticks.append((value, text))
+    if ticks[-1][0] != known[-1][0]:
+        ticks[-1] = known[-1]
     return Axis(label, low, high, tuple(ticks), logarithmic)
 
 
@@ -101,13 +104,14 @@ def line_chart(
     lines: Sequence[Line],
     strokes: Sequence[str] = (),
     bands: Sequence[tuple[Line, Line]] = (),
+    caption: str = "",
 ) -> Figure:
     """Lines with markers; `strokes` say what solid and dashed lines are, `bands` fill what lies between two lines."""
     x, y = axes
     svg = draw("line_chart", anchor=anchor, title=title, description=description, x=x, y=y, lines=lines, bands=bands)
     named = dict.fromkeys(line.key for line in lines if line.key.text)
     stroked = (Key(text, "ink", "dashed" if place else "solid") for place, text in enumerate(strokes))
-    return Figure(title, description, svg, (*named, *stroked))
+    return Figure(title, description, svg, (*named, *stroked), caption)
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, int]]], names: Mapping[str, str]) -> Figure:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined  # torch brings it along
 from markupsafe import Markup, escape
 
+TOGETHER = r"(?<=\d) (?=%|s\b)|(?<=\bN) (?==)|(?<=\bN =) (?=\d|all\b)|(?<=\ball) (?=\(?\d)"  # spaces that never break
 ABSENT = "\N{EN DASH}"
 """Stands in a table where a number is not known."""
 
@@ -57,6 +58,8 @@ class Figure:
     """What the figure shows, in words: its alternative text."""
     svg: Markup
     keys: tuple[Key, ...] = ()
+    caption: str = ""
+    """One sentence on how to read it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def table(
 
 def figure(shown: Figure, wide: bool = False) -> Piece:
     """Figures that follow each other stand side by side where there is room, if they are not `wide`."""
-    told = f"**{in_markdown(shown.title)}**: {in_markdown(shown.description)}"
+    told = f"**{in_markdown(shown.title)}**: {in_markdown(' '.join(filter(None, (shown.caption, shown.description))))}"
     return Piece(draw("figure", shown=shown, wide=wide), told, "" if wide else "figures")
 
 
@@ -150,7 +153,7 @@ def plain(text: str) -> str:
 
 def in_html(text: str) -> Markup:
     """Text that breaks within a very long word, but not between a number and its unit."""
-    whole = re.sub(r"(?<=\d) (?=%|s\b)|(?<=\bN) (?==)|(?<=\bN =) (?=\d)", "\N{NO-BREAK SPACE}", text)
+    whole = re.sub(TOGETHER, "\N{NO-BREAK SPACE}", text)
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(\S{24})(?=\S{8})", whole) if part)
 
 

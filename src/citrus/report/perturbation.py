@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from torch import Tensor
 
 from citrus.inputs import format_eps
+from citrus.report.certifications import shared_text, size_text
 from citrus.report.document import ABSENT, Cell, Picture, Piece, Section, fold, gallery, paragraph, strong, table
 from citrus.report.read import Record
 from citrus.report.uap import Perturbed, perturbation, png
@@ -14,25 +15,25 @@ MOST_CLASSES = 20
 
 
 def perturbations(records: list[Record]) -> Section | None:
-    """Of every run the perturbation at its own eps; those at others are folded."""
-    pieces = [paragraph("The group that suffers most: its perturbation, and its images without and with it.")]
+    """Of every run the perturbation at its own eps that most images share; all others are folded."""
+    pieces = [paragraph("A perturbation, and images without and with it; of groups the one that suffers most.")]
     for record in records:
         if record.prefix and record.perturbations:
             pieces.append(paragraph(record.name, kind="heading"))
-        for k, p in enumerate(_own_first(record)):
-            pieces += [fold(f"At eps {format_eps(p.eps)}, groups of {p.group_size}", *_shown(p))] if k else _shown(p)
+        for k, p in enumerate(record.drawn):
+            shared = shared_text(p.group_size, len(p.labels)) if p.for_all else f"groups of {p.group_size}"
+            pieces += [fold(f"At eps {format_eps(p.eps)}, {shared}", *_shown(p))] if k else _shown(p)
     return Section("perturbation", "One perturbation for many images", pieces) if len(pieces) > 1 else None
-
-
-def _own_first(record: Record) -> list[Perturbed]:
-    return sorted(record.perturbations, key=lambda p: p.eps != record.eps)
 
 
 def _shown(p: Perturbed) -> list[Piece]:
     """The perturbation in both scales, then the images it flips and those it cannot."""
     eps = format_eps(p.eps)
+    shared = "with one perturbation for every " + (f"{p.group_size} images" if p.group_size > 1 else "image")
+    if p.for_all:
+        shared = f"with {shared_text(p.group_size, len(p.labels))}"
     said = paragraph(
-        f"Within eps {eps} and with one perturbation for every {p.group_size} images, the attack turns ",
+        f"Within eps {eps} and {shared}, the attack turns ",
         strong(f"{int(p.falls.sum())} of {int(p.right.sum())}"),
         " right predictions wrong.",
     )
@@ -63,14 +64,17 @@ def _pair(p: Perturbed, place: int) -> tuple[Picture, Picture]:
 
 def classes(records: list[Record]) -> Section | None:
     """Of every class, how many images fall, and to what."""
-    shown = [(record, _own_first(record)[0]) for record in records if record.perturbations]
+    shown = [(record, record.drawn[0]) for record in records if record.perturbations]
     if not shown:
         return None
     columns = [_by_class(p) for _, p in shown]
     names = dict.fromkeys(name for column in columns for name in column)
     most = sorted(names, key=lambda name: -sum(column[name][0] for column in columns))
     rows = [[Cell(name), *(column[name][1] for column in columns)] for name in most[:MOST_CLASSES]]
-    header = ("Class", *(f"{r.name}, eps {format_eps(p.eps)}, N = {p.group_size}" for r, p in shown))
+    header = (
+        "Class",
+        *(f"{r.name}, eps {format_eps(p.eps)}, N = {size_text(p.group_size, len(p.labels))}" for r, p in shown),
+    )
     intro = "How many correctly classified images of a class a universal attack turns wrong, and what most become."
     pieces = [paragraph(intro), table("Classes by the share of images that fall", header, rows)]
     if len(most) > MOST_CLASSES:

@@ -1,4 +1,5 @@
-"""Universal perturbations: as training and `citrus attack` wrote them, uap/EPS.safetensors, and as small images."""
+"""Universal perturbations: as training, `citrus attack` and certification wrote them, uap/EPS.safetensors and
+certify/*-uap.safetensors, and as small images."""
 
 import struct
 import zlib
@@ -46,6 +47,11 @@ class Perturbed:
             raise ValueError("Images and perturbations do not fit together.")
         if not isinstance(self.classes, list) or type(self.group_size) is not int:
             raise ValueError("Names of classes are a list, and groups have a size.")
+
+    @property
+    def for_all(self) -> bool:
+        """Whether all images share one perturbation."""
+        return self.group_size >= len(self.labels) > 1
 
     @property
     def right(self) -> Tensor:

@@ -1,19 +1,29 @@
 """From run folders to report.html and report.md: all sections, and those that one wants to read first."""
 
 import time
+from math import floor
 from pathlib import Path
 
 from citrus.console import duration
 from citrus.files import write_text
 from citrus.inputs import format_eps
+from citrus.report.certifications import Certified, shared_text, size_text
 from citrus.report.charts import bar_chart
+from citrus.report.curves import headline_curve
 from citrus.report.document import ABSENT, Cell, Piece, Section, code, document, figure, paragraph, strong, table
 from citrus.report.history import setup, training
 from citrus.report.perturbation import classes, perturbations
-from citrus.report.read import PERCENTAGES, Certified, Record
+from citrus.report.read import Record
 from citrus.report.robustness import OUTCOMES, cascade, robustness
+from citrus.report.targets import targets_section
+from citrus.report.values import PERCENTAGES
 from citrus.version import __version__
 
+OTHER_INPUTS = "Inputs that nobody has seen, at least"
+CONDITION = (
+    "with 99 % confidence, if the test images were drawn at random and the network was neither trained nor chosen with "
+    "them"
+)
 MOST_COLUMNS = 4  # runs that stand beside each other as columns; more become rows
 
 
@@ -29,7 +39,7 @@ def write_report(records: list[Record], out: Path) -> tuple[Path, Path]:
 def compose(records: list[Record]) -> Piece:
     """The page and its twin: all sections that have something to say."""
     one = len(records) == 1
-    makers = (headline, missing, robustness, cascade, perturbations, classes, training, setup)
+    makers = (headline, missing, robustness, cascade, perturbations, targets, classes, training, setup)
     return document(
         title=records[0].name if one else f"{len(records)} runs compared",
         subtitle=_about(records[0]) if one else ", ".join(record.name for record in records),
@@ -50,17 +60,28 @@ def _about(record: Record) -> str:
 
 
 def headline(records: list[Record]) -> Section:
-    leads = [(record, c) for record in records if (c := record.headline)]
-    pieces = [_lead(leads[0][1])] if leads and len(records) == 1 else []
+    leads, pieces = [(record, c) for record in records if (c := record.headline)], list[Piece]()
+    if leads and len(records) == 1:
+        pieces += [_lead(leads[0][1]), *_other_inputs(leads[0][1])]
+    if curve := headline_curve(records):
+        pieces.append(curve)
     if leads:
         pieces.append(_outcome_bars(leads))
-    title = "How robust it is" if len(records) == 1 else "How robust they are"
-    return Section("headline", title, [*pieces, _headline_table(records)])
+    pieces.append(_headline_table(records))
+    if len(records) > 1 and any(c.other_inputs is not None for _, c in leads):
+        pieces.append(
+            paragraph(
+                f"{OTHER_INPUTS}: so many stay right whatever one perturbation they all meet, {CONDITION}.", kind="note"
+            )
+        )
+    return Section("headline", "How robust it is" if len(records) == 1 else "How robust they are", pieces)
 
 
 def _lead(c: Certified) -> Piece:
     so_far = f" ({c.so_far})" if c.so_far else ""
     shared = f"every perturbation that {c.group_size} of them share" if c.group_size > 1 else "every perturbation"
+    if c.for_all:
+        shared = f"{shared_text(c.group_size, c.asked_images)}, whichever it is"
     return paragraph(
         strong(f"{c.certified:.2f} %"),
         f" of {c.images} test images are proved to stay right under {shared}, up to eps {format_eps(c.eps)}{so_far}. "
@@ -71,10 +92,31 @@ def _lead(c: Certified) -> Piece:
     )
 
 
+def _other_inputs(c: Certified) -> list[Piece]:
+    """What follows about inputs that nobody has seen, and when."""
+    if c.used:
+        return [paragraph(f"Nothing follows about inputs that nobody has seen: {c.used.rstrip('.')}.")]
+    if c.other_inputs is None:
+        return []
+    whatever = f" stay right, too, whatever single perturbation up to eps {format_eps(c.eps)} they all meet"
+    least = strong(f"{_rounded_down(c.other_inputs)} %")
+    return [paragraph("Of all inputs that nobody has seen at least ", least, f"{whatever}: {CONDITION}.")]
+
+
+def _rounded_down(percent: float) -> str:
+    return f"{floor(100 * percent) / 100:.2f}"
+
+
 def _outcome_bars(leads: list[tuple[Record, Certified]]) -> Piece:
-    bars = [(f"{r.prefix}{c.setting}, {c.images} images", c.images_by_outcome()) for r, c in leads]
+    bars = [(f"{r.prefix}{_setting(c)}", c.images_by_outcome()) for r, c in leads]
     present = {name: said for name, said in OUTCOMES.items() if any(counts[name] for _, counts in bars)}
     return figure(bar_chart("Every test image once", bars, present), wide=True)
+
+
+def _setting(c: Certified) -> str:
+    if not c.for_all:
+        return f"{c.setting}, {c.images} images"
+    return ", ".join(filter(None, (f"eps {format_eps(c.eps)}", shared_text(c.group_size, c.asked_images), c.floats)))
 
 
 def _headline_table(records: list[Record]) -> Piece:
@@ -99,6 +141,7 @@ def _column(record: Record) -> dict[str, Cell]:
     clean, intervals, pgd, universal = (measured.get(name) for name in PERCENTAGES)
     at = _at(measured.get("eps"), record)
     images, attacked, scope = f"{n} images", f"first {k} images", _scope(proved, record) if proved else ""
+    shared = f"N = {size_text(size, k)}" if size and k else ""
     setting = [record.config[name] for name in ("data", "network") if name in record.config]
     told_apart = {
         "Method": Cell(record.method or ABSENT, ", ".join(setting)),
@@ -109,13 +152,21 @@ def _column(record: Record) -> dict[str, Cell]:
         "Clean": _percent(clean, images),
         "Certified, one by one (IBP)": _percent(intervals, images + at),
         "Certified, one by one": _alone(record, proved) if proved else Cell(ABSENT),
-        "Certified, universal": _percent(proved.certified if proved else None, scope),
         "Attacked, one by one (PGD)": _percent(pgd, f"{attacked}, {steps} steps{at}"),
-        "Attacked, universal": _percent(universal, f"{attacked}, N = {size}{at}"),
+        "Certified, universal": _percent(proved.certified if proved else None, scope),
         "Attacked, universal, while certifying": _percent(proved.attacked if proved else None, scope),
+        "Attacked, universal": _percent(universal, f"{attacked}, {shared}{at}"),
+        **({OTHER_INPUTS: _others_cell(proved)} if record.prefix else {}),
         "Training time": _time(record.training_seconds),
         "Certification time": _time(proved.seconds if proved else None),
     }
+
+
+def _others_cell(proved: Certified | None) -> Cell:
+    """What follows about inputs that nobody has seen, in a comparison."""
+    if proved is None or proved.other_inputs is None:
+        return Cell(ABSENT, proved.used if proved else "")
+    return Cell(_rounded_down(proved.other_inputs))
 
 
 def _alone(record: Record, proved: Certified) -> Cell:
@@ -132,7 +183,9 @@ def _time(seconds: float | None) -> Cell:
 
 
 def _scope(c: Certified, record: Record) -> str:
-    return f"{c.images} images, N = {c.group_size}{_at(c.eps, record)}" + (", unfinished" if c.so_far else "")
+    shared = shared_text(c.group_size, c.asked_images) if c.for_all else f"{c.images} images, {c.size}"
+    told = (f"{shared}{_at(c.eps, record)}", c.floats, "unfinished" if c.so_far else "")
+    return ", ".join(filter(None, told))
 
 
 def _at(eps: float | None, record: Record) -> str:
@@ -142,6 +195,10 @@ def _at(eps: float | None, record: Record) -> str:
 
 def _percent(value: float | None, note: str) -> Cell:
     return Cell(ABSENT) if value is None else Cell(f"{value:.2f}", note)
+
+
+def targets(records: list[Record]) -> Section | None:
+    return targets_section([(record.prefix, record.targets) for record in records])
 
 
 def missing(records: list[Record]) -> Section | None:
