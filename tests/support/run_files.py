@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from citrus.attacks import UniversalResult, consecutive_groups
+from citrus.attacks.kept import save_attack
 from citrus.certify.result import Certification, GroupResult, verdict_of
 from citrus.certify.run_folder import RowFile
 from citrus.data import as_float
-from citrus.training.evaluation import save_attack
 from support.synthetic import SHAPE, blobs
 
 CONFIG: dict[str, Any] = {

@@ -23,7 +23,6 @@ from citrus.certify.result import Certification, GroupResult, Verdict, verdict_o
 from citrus.certify.settings import CertifySettings, Grouping, Question, pick_verifier
 from citrus.certify.together import Together, prove_together
 from citrus.certify.whole.group import PART, PARTS_UP_TO, LargeProof, prove_large
-from citrus.certify.whole.master import MasterProof
 from citrus.errors import CitrusError, memory_ran_out
 from citrus.inputs import check_images, parse_eps
 from citrus.networks import Graph, graph
@@ -47,8 +46,8 @@ class BlockProof:
     singles: Singles | None = None  # None if the block ended in an error
     work: dict[int, OpenGroup] = field(default_factory=dict)
     """Search and refinement of the groups that single-image proofs leave open, by their place in the block."""
-    masters: dict[int, tuple[MasterProof, ...]] = field(default_factory=dict)
-    """The master problems of large groups, by number; none where parts of the group prove as much."""
+    large: dict[int, LargeProof] = field(default_factory=dict)
+    """What was found out about large groups, by number."""
     alarms: tuple[Alarm, ...] = ()
     """Groups a proof of which an attack broke."""
 
@@ -199,7 +198,7 @@ class Cascade:
 
     def _prove_larges(self, groups: list[Numbered]) -> BlockProof:
         """All stages for groups of many images, one after another."""
-        rows, masters, alarms = [], {}, []
+        rows, large, alarms = [], {}, []
         for number, where in groups:
             started, index = time.perf_counter(), tuple(where.tolist())
             try:
@@ -219,8 +218,8 @@ class Cascade:
                 alarms.append(Alarm(number, found.broken, self.question.eps, *group, found.delta, arithmetic))
                 row = replace(row, certified=0, attacked=row.correct, verdict=Verdict.ERROR, note=found.broken)
             rows.append(row)
-            masters[number] = found.masters
-        return BlockProof(tuple(rows), masters=masters, alarms=tuple(alarms))
+            large[number] = found
+        return BlockProof(tuple(rows), large=large, alarms=tuple(alarms))
 
     def _parts(self, where: Tensor) -> Iterator[Block]:
         """The images of a large group in blocks, each in the parts that are searched together."""

@@ -13,6 +13,7 @@ from citrus.certify.refine.rounds import OpenGroup
 from citrus.certify.refine.sets import JointResult, Subset
 from citrus.certify.result import ALONE, GroupResult
 from citrus.certify.settings import Question
+from citrus.certify.whole.choices import Key
 from citrus.certify.whole.leaves import Leaves
 from citrus.certify.whole.master import MasterProof
 from citrus.checker.certificate import certificate_path as certificate_path
@@ -50,8 +51,9 @@ class Exporter:
             proofs = self.large.pop(row.group, None) or GroupProofs(self.question)
             if block.singles is not None:
                 proofs.add(block.singles, k, block.work.get(k))
-            if block.singles is not None or row.group in block.masters:
-                found.append(proofs.certificate(row, block.masters.get(row.group, ())))
+            if block.singles is not None or row.group in block.large:
+                large = block.large.get(row.group)
+                found.append(proofs.certificate(row, large.masters if large else ()))
         return found
 
 
@@ -110,18 +112,16 @@ def _dual(master: MasterProof, home: dict[int, int]) -> Dual:
     by that in the data set."""
     choices, front, problem = master.choices, master.front, master.problem
     keys = [(home[image], label) for image, label in choices.keys]
-    sides = [_sides(leaves) for leaves in (front.leaves, front.closed, front.pool.made)]
-    made, pool = front.pool.made.slopes.cpu(), zip(front.pool.choice.tolist(), front.pool.row.tolist(), strict=True)
-    closed = zip(front.closed.choice.tolist(), front.closed.slopes.cpu(), sides[1], strict=True)
+    made = _sources(front.pool.made, keys)
+    pool = zip(front.pool.choice.tolist(), front.pool.row.tolist(), strict=True)
+    leaves = zip(front.leaves.choice.tolist(), _sides(front.leaves), strict=True)
     m = master.multipliers.to("cpu")
     used, cut = m.gamma != 0, m.theta > 0
     return Dual(
         images=tuple(dict.fromkeys(image for image, _ in keys)),
-        leaves=tuple(Leaf(keys[c][0], keys[c][1], own) for c, own in zip(front.leaves.choice.tolist(), sides[0], strict=True)),
-        closed=tuple(PlaneSource(keys[c][0], keys[c][1], slopes, own) for c, slopes, own in closed),
-        planes=tuple(
-            PlaneSource(keys[c][0], keys[c][1], *((made[k], sides[2][k]) if k >= 0 else ())) for c, k in pool
-        ),
+        leaves=tuple(Leaf(keys[choice][0], keys[choice][1], own) for choice, own in leaves),
+        closed=tuple(_sources(front.closed, keys)),
+        planes=tuple(made[row] if row >= 0 else PlaneSource(*keys[choice]) for choice, row in pool),
         uses=problem.uses.cpu(),
         weights=m.weights,
         alpha=m.alpha,
@@ -131,6 +131,12 @@ def _dual(master: MasterProof, home: dict[int, int]) -> Dual:
         cuts=tuple(one for one, has in zip(problem.cuts, cut.tolist(), strict=True) if has),
         theta=m.theta[cut],
     )
+
+
+def _sources(leaves: Leaves, keys: Sequence[Key]) -> list[PlaneSource]:
+    """The planes that leaves make of their own."""
+    of = zip(leaves.choice.tolist(), leaves.slopes.cpu(), _sides(leaves), strict=True)
+    return [PlaneSource(keys[choice][0], keys[choice][1], slopes, sides) for choice, slopes, sides in of]
 
 
 def _sides(leaves: Leaves) -> list[tuple[Side, ...]]:

@@ -8,6 +8,7 @@ OUT/VERIFIER-EPS-nN-GROUPING.json     the summary
 OUT/VERIFIER-EPS-nN-GROUPING-certificates/
 OUT/VERIFIER-EPS-nN-GROUPING-broken/       only if an attack broke a proof, which is a bug
 OUT/VERIFIER-EPS-nN-GROUPING-states/       how far large groups are, until all are done
+OUT/VERIFIER-EPS-nN-GROUPING-uap.safetensors    the attacker's perturbation, if one is for all images
 """
 
 import hashlib
@@ -19,10 +20,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from citrus.attacks import UniversalResult
 from citrus.attacks.alarm import Alarm, save_alarm
-from citrus.certify.cascade import Cascade
+from citrus.attacks.kept import predictions, save_attack
+from citrus.certify.cascade import BlockProof, Cascade
 from citrus.certify.export import Exporter, certificate_path, fingerprint
 from citrus.certify.result import Certification, GroupResult, Verdict, verdict_of
 from citrus.certify.settings import CertifySettings
@@ -46,6 +50,7 @@ def certify_into(
     certificates: bool = False,
     name: str | None = None,
     used: str = "",
+    classes: Sequence[str] = (),
     on_rows: OnRows = lambda rows, done, total: None,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> Certification:
@@ -53,42 +58,80 @@ def certify_into(
 
     `certificates` writes the proofs, too; `name` is where the network lies (a run folder or an ONNX file), for `citrus
     check` to find it; `used` says what the images were used for before, if the network's training or choice saw them:
-    then nothing is said about other inputs. `on_rows` hears of each block of groups, `on_text` of large groups.
+    then nothing is said about other inputs. `classes` are names for pictures. `on_rows` hears of each block of groups,
+    `on_text` of large groups.
     """
-    cascade = Cascade(network, images, labels, eps, settings)
-    settings = cascade.question.settings
-    path = row_path(out, cascade.question.eps, settings)
-    states = path.with_name(f"{path.stem}-states")
-    question = cascade.question = replace(cascade.question, tell=on_text, keep_in=states)
-    folder = certificate_folder(out, question.eps, settings) if certificates else None
-    exporter = None if folder is None else Exporter(folder, question, name)
+    cascade, started = Cascade(network, images, labels, eps, settings), time.perf_counter()
+    files = _Files(Path(out), cascade, _digest(images, labels), name or "")
+    question = cascade.question = replace(cascade.question, tell=on_text, keep_in=files.beside("states"))
+    folder = files.beside("certificates") if certificates else None
+    exporter = Exporter(folder, question, name) if folder else None
     cascade.watch = exporter.watch if exporter else cascade.watch
-    asked = {"network": fingerprint(question.graph), "eps": question.eps, "images": len(images)}
-    asked |= {"data": _digest(images, labels), **asdict(settings)}
-    asked["intermediate"] = question.verifier.linear.intermediate  # what auto stands for
-    del asked["block"], asked["memory"]  # they change no result, or only what cannot be had
-    with locked(path.parent, path.stem):
-        rows = RowFile(path, asked)
+    with locked(files.path.parent, files.path.stem):
+        rows = RowFile(files.path, files.asked)
         done = frozenset(row.group for row in rows.rows if _is_done(row, folder))
-        total, started = len(cascade.groups), time.perf_counter()
+        total = len(cascade.groups)
         on_rows((), len(done), total)
         for block in cascade.blocks(skip=done):
             kept_before = done - {alarm.group for alarm in block.alarms}
             counts = exporter.write(block, kept_before) if exporter else {}
             fresh = (row for row in block.rows if row.group not in kept_before)
             kept = [_lowered(row, counts.get(row.group, row.certified)) for row in fresh]
-            kept = [_told(row, block.alarms, broken_folder(out, question.eps, settings), name) for row in kept]
+            kept = [files.told(row, block.alarms) for row in kept]
+            files.keep_perturbation(block, classes)
             rows.add(kept)
             on_rows(kept, len(rows.rows), total)
         result = cascade.result(rows.rows)
+        files.finish(result, used, time.perf_counter() - started)
+    return result
+
+
+class _Files:
+    """The files of one certification beside its rows."""
+
+    def __init__(self, out: Path, cascade: Cascade, data: str, network: str) -> None:
+        self.cascade, self.network, question = cascade, network, cascade.question
+        self.path = row_path(out, question.eps, question.settings)
+        asked = {"network": fingerprint(question.graph), "eps": question.eps, "images": len(cascade.images)}
+        asked |= {"data": data, **asdict(question.settings)}
+        asked["intermediate"] = question.verifier.linear.intermediate  # what auto stands for
+        del asked["block"], asked["memory"]  # they change no result, or only what cannot be had
+        self.asked = asked
+
+    def beside(self, what: str) -> Path:
+        return self.path.with_name(f"{self.path.stem}-{what}")
+
+    def told(self, row: GroupResult, alarms: Iterable[Alarm]) -> GroupResult:
+        """The row of a group a proof of which was broken says where both witnesses are kept."""
+        for alarm in alarms:
+            if alarm.group == row.group:
+                path = certificate_path(self.beside("broken"), row.group)
+                save_alarm(path, replace(alarm, network=self.network))
+                return replace(row, note=f"{row.note} Please report it, with what `citrus check {path}` shows.")
+        return row
+
+    def keep_perturbation(self, block: BlockProof, classes: Sequence[str]) -> None:
+        """That of one group of all images: it is the attacker's, and is drawn in reports."""
+        cascade, settings = self.cascade, self.cascade.question.settings
+        for found in block.large.values():
+            if found.delta is None or int(settings.group_size) < len(cascade.images):
+                continue
+            groups, model = torch.zeros_like(cascade.labels), cascade.question.graph
+            wrong = predictions(model, cascade.images + found.delta) != cascade.labels
+            about = {"eps": cascade.question.eps, "group_size": len(cascade.images), "classes": list(classes)}
+            attack = UniversalResult(found.delta[None], groups, wrong)
+            path = self.beside("uap.safetensors")
+            save_attack(path, attack, model, cascade.images, cascade.labels, about)
+
+    def finish(self, result: Certification, used: str, seconds: float) -> None:
+        """The summary; states of large groups are of no more use."""
         totals = {"certified": result.certified, "attacked": result.attacked, "correct": result.correct}
         said = {"unseen": None if used else result.unseen(), "used": used}
         counted = {"outcomes": result.images_by_outcome(), "stage_seconds": result.stage_seconds}
         if not result.errors:
-            shutil.rmtree(states, ignore_errors=True)
-        seconds = round(time.perf_counter() - started, 2)
-        write_json(path.with_suffix(".json"), {**asked, **totals, **said, **counted, "seconds": seconds})
-    return result
+            shutil.rmtree(self.beside("states"), ignore_errors=True)
+        values = {**self.asked, **totals, **said, **counted, "seconds": round(seconds, 2)}
+        write_json(self.path.with_suffix(".json"), values)
 
 
 def row_path(out: str | Path, eps: float, settings: CertifySettings) -> Path:
@@ -102,12 +145,6 @@ def certificate_folder(out: str | Path, eps: float, settings: CertifySettings) -
     """The folder of certificates beside the rows."""
     path = row_path(out, eps, settings)
     return path.with_name(f"{path.stem}-certificates")
-
-
-def broken_folder(out: str | Path, eps: float, settings: CertifySettings) -> Path:
-    """The folder of proofs that an attack broke."""
-    path = row_path(out, eps, settings)
-    return path.with_name(f"{path.stem}-broken")
 
 
 def read_rows(path: str | Path) -> tuple[dict[str, Any], list[GroupResult], int]:
@@ -180,16 +217,6 @@ def _lowered(row: GroupResult, proved: int) -> GroupResult:
         return row
     verdict = verdict_of(len(row.index), proved, row.attacked, row.verdict is Verdict.TIMEOUT)
     return replace(row, certified=proved, verdict=verdict, note=f"{row.certified - proved} proofs fail in float64")
-
-
-def _told(row: GroupResult, alarms: Iterable[Alarm], folder: Path, network: str | None) -> GroupResult:
-    """The row of a group a proof of which was broken says where both witnesses are kept."""
-    for alarm in alarms:
-        if alarm.group == row.group:
-            path = certificate_path(folder, row.group)
-            save_alarm(path, replace(alarm, network=network or ""))
-            return replace(row, note=f"{row.note} Please report it, with what `citrus check {path}` shows.")
-    return row
 
 
 def _digest(images: Tensor, labels: Tensor) -> str:

@@ -3,16 +3,17 @@
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
 from citrus.certify.run_folder import certificate_folder, row_path
 from citrus.certify.settings import Grouping, Intermediate
+from citrus.certify.unseen import check_confidence
 from citrus.commands.target import NetworkFlags, Target, find_target, parse_flags, take_word
 from citrus.console import Bar, duration, table
-from citrus.data import Dataset, as_float
+from citrus.data import as_float
 from citrus.errors import CitrusError, code_of
 from citrus.inputs import format_eps
 from citrus.networks import graph
@@ -53,14 +54,12 @@ class CertifyFlags(NetworkFlags):
 def run(arguments: list[str]) -> int:
     name, rest = take_word(arguments)
     flags, _ = parse_flags(CertifyFlags, "certify", rest)
-    target = find_target(name, "certify", flags)
-    if flags.images is not None and flags.images < 1:
-        raise CitrusError(f"There are no images to certify: --images must be at least 1, got {flags.images}.")
-    out = Path(flags.out) if flags.out else target.folder / "certify"
+    work = _Work(find_target(name, "certify", flags), flags)
     found = []
     try:
-        for size in target.sizes:
-            found.append(_of_size(target, flags, size, out))
+        for size in work.sizes:
+            found.append(work.certify(size))
+            print(work.told(found[-1]))
     except KeyboardInterrupt as stop:
         print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return code_of(stop)
@@ -69,57 +68,61 @@ def run(arguments: list[str]) -> int:
     return 2 if any(result.errors for result in found) else 0
 
 
-def _of_size(target: Target, flags: CertifyFlags, size: int | Literal["all"], out: Path) -> Certification:
-    """Certify for one group size, and show what came of it."""
-    settings = CertifySettings(
-        group_size=size,
-        grouping=flags.grouping,
-        verifier=flags.verifier,
-        intermediate=flags.intermediate,
-        budget=parse_seconds(flags.budget),
-        memory=None if flags.memory is None else parse_bytes(flags.memory),
-        seed=flags.seed,
-        arithmetic=flags.arithmetic,
-    )
-    test = target.test_set().subset(slice(0, flags.images))
-    used = target.used(test)
-    result = _certify(target, flags, settings, out, test, used)
-    settings = settings.sized(result.images)
-    told = [summary(result), unseen(result, flags.confidence, used)]
-    print("\n\n".join([*told, f"rows          {row_path(out, target.eps, settings)}"]))
-    if flags.certificates:
-        folder = certificate_folder(out, target.eps, settings)
-        print(f"certificates  {folder}\nnext          citrus check {folder}")
-    return result
+class _Work:
+    """A network and images to certify it with; what is missing or wrong is told before data are looked for."""
 
-
-def _certify(
-    target: Target, flags: CertifyFlags, settings: CertifySettings, out: Path, test: Dataset, used: str
-) -> Certification:
-    """Certify with a line for each group and a bar."""
-    eps, device = target.eps, pick_device(flags.device)
-    test = test.to(device)
-    network = graph(target.load(test.shape), test.shape).to(device)
-    with Bar("groups") as bar:
-
-        def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
-            for row in rows if len(target.sizes) == 1 else ():
-                print(line(row))
-            bar.update(done, total)
-
-        return certify_into(
-            out,
-            network,
-            as_float(test.images),
-            test.labels,
-            eps,
-            settings,
-            certificates=flags.certificates,
-            name=target.network,
-            used=used,
-            on_rows=on_rows,
-            on_text=bar.say,
+    def __init__(self, target: Target, flags: CertifyFlags) -> None:
+        self.target, self.flags, self.eps, self.sizes = target, flags, target.eps, target.sizes
+        check_confidence(flags.confidence)
+        if flags.images is not None and flags.images < 1:
+            raise CitrusError(f"There are no images to certify: --images must be at least 1, got {flags.images}.")
+        self.settings = CertifySettings(
+            grouping=flags.grouping,
+            verifier=flags.verifier,
+            intermediate=flags.intermediate,
+            budget=parse_seconds(flags.budget),
+            memory=None if flags.memory is None else parse_bytes(flags.memory),
+            seed=flags.seed,
+            arithmetic=flags.arithmetic,
         )
+        self.out = Path(flags.out) if flags.out else target.folder / "certify"
+        test, device = target.test_set().subset(slice(0, flags.images)), pick_device(flags.device)
+        self.used, self.test = target.used(test), test.to(device)
+        self.network = graph(target.load(test.shape), test.shape).to(device)
+
+    def certify(self, size: int | Literal["all"]) -> Certification:
+        """Certify for one group size, with a line for each group and a bar."""
+        with Bar("groups") as bar:
+
+            def on_rows(rows: Sequence[GroupResult], done: int, total: int) -> None:
+                for row in rows if len(self.sizes) == 1 else ():
+                    print(line(row))
+                bar.update(done, total)
+
+            return certify_into(
+                self.out,
+                self.network,
+                as_float(self.test.images),
+                self.test.labels,
+                self.eps,
+                replace(self.settings, group_size=size),
+                certificates=self.flags.certificates,
+                name=self.target.network,
+                used=self.used,
+                classes=self.test.classes,
+                on_rows=on_rows,
+                on_text=bar.say,
+            )
+
+    def told(self, result: Certification) -> str:
+        """What came of one group size, and where it is."""
+        settings = replace(self.settings, group_size=result.group_size)
+        rows = f"rows          {row_path(self.out, self.eps, settings)}"
+        text = "\n\n".join([summary(result), unseen(result, self.flags.confidence, self.used), rows])
+        if not self.flags.certificates:
+            return text
+        folder = certificate_folder(self.out, self.eps, settings)
+        return f"{text}\ncertificates  {folder}\nnext          citrus check {folder}"
 
 
 def line(row: GroupResult) -> str:

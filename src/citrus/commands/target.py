@@ -125,13 +125,17 @@ class Target:
         if not (self.folder / "config.json").exists():
             return ""
         train = load(read_config(self.folder).data, data_dir=self.flags.data_dir).train
-        known = {image.tobytes() for image in train.images.numpy()} if train.shape == test.shape else set()
-        again = sum(image.tobytes() in known for image in test.images.numpy())
-        return f"{again} of these images are in the training set of {self.network}" if again else ""
+        return seen_in_training(train, test, self.network)
 
     def load(self, shape: tuple[int, ...]) -> nn.Module | Graph:
         """The network for images of this shape."""
         return load_network(self.network, shape, numbers(self.flags.mean), numbers(self.flags.std))
+
+
+def seen_in_training(train: Dataset, test: Dataset, network: str) -> str:
+    """What a network's training had to do with test images; nothing, as it should be."""
+    again = test.also_in(train)
+    return f"{again} of these images are in the training set of {network}" if again else ""
 
 
 def find_target(name: str | None, command: str, flags: NetworkFlags) -> Target:

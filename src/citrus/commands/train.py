@@ -13,7 +13,7 @@ from typing import Any, Literal
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
 from citrus.commands.attack import evaluation_table, exit_code, save_picture
 from citrus.commands.certify import by_size
-from citrus.commands.target import pairs, parse_flags, take_word
+from citrus.commands.target import pairs, parse_flags, seen_in_training, take_word
 from citrus.console import Bar, duration
 from citrus.data import Splits, as_float, load
 from citrus.errors import CitrusError, code_of, suggest
@@ -174,6 +174,7 @@ def _certify(result: Run, splits: Splits, device: str) -> list[Certification]:
     test = splits.test.subset(slice(0, config.test_images or None)).to(place)
     network, images, labels, eps = result.network.to(place), as_float(test.images), test.labels, config.eps
     out, found = result.path / "certify", list[Certification]()
+    used = seen_in_training(splits.train, test, str(result.path))
     for size in (size for size in SIZES if size == "all" or size < len(images)):
         settings = CertifySettings(group_size=size, grouping="dataset")
         with Bar(f"groups of {size}" if size != "all" else "all together") as bar:
@@ -181,7 +182,16 @@ def _certify(result: Run, splits: Splits, device: str) -> list[Certification]:
             def on_rows(rows: Sequence[GroupResult], done: int, total: int, bar: Bar = bar) -> None:
                 bar.update(done, total)
 
-            found.append(certify_into(out, network, images, labels, eps, settings, on_rows=on_rows, on_text=bar.say))
+            found.append(
+                certify_into(
+                    *(out, network, images, labels, eps, settings),
+                    name=str(result.path),
+                    used=used,
+                    classes=test.classes,
+                    on_rows=on_rows,
+                    on_text=bar.say,
+                )
+            )
     return found
 
 

@@ -60,6 +60,13 @@ class Dataset:
         """The images that `index` selects, in its order: positions, a boolean mask or a slice."""
         return replace(self, images=self.images[index], labels=self.labels[index])
 
+    def also_in(self, other: "Dataset") -> int:
+        """How many of its images the other one has, too."""
+        if self.shape != other.shape:
+            return 0
+        known = {image.tobytes() for image in other.images.cpu().numpy()}
+        return sum(image.tobytes() in known for image in self.images.cpu().numpy())
+
 
 @dataclass(frozen=True)
 class DatasetInfo:

@@ -1,16 +1,9 @@
-"""How good a network is: clean, proved by interval bounds, attacked image by image, and attacked universally.
-
-What the universal attack finds can be kept in FOLDER/uap/EPS.safetensors, for pictures and tables without data or
-network: delta (groups, C, H, W); for every attacked image its group, label, prediction without (clean) and with
-(perturbed) the perturbation, and whether it is fooled; and the images of the group that suffers most (shown: their
-places, images).
-"""
+"""How good a network is: clean, proved by interval bounds, attacked image by image, and attacked universally."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +19,15 @@ from citrus.attacks import (
     within,
 )
 from citrus.attacks.alarm import Alarm, save_alarm
+from citrus.attacks.kept import CHUNK, predictions, save_attack
 from citrus.bounds import Box, interval, margin_rows, proves
 from citrus.errors import CitrusError
-from citrus.files import save_tensors
 from citrus.inputs import check_images, eps_in_name, parse_eps
 from citrus.networks import Graph, graph
 from citrus.networks.kernels import true_float32
 
-CHUNK = 500
 PGD_40 = Ascent(steps=40, restarts=1)
 UNIVERSAL = Ascent(steps=60, restarts=4)
-MOST_IMAGES = 16  # kept of those that the perturbation flips, and as many of those that it does not
 
 
 @dataclass(frozen=True)
@@ -123,39 +114,6 @@ def broken_folder(out: str | Path, eps: float) -> Path:
 def _save_alarms(folder: Path, alarms: Sequence[Alarm], name: str | None) -> None:
     for alarm in alarms:
         save_alarm(folder / f"image-{alarm.group:05}.safetensors", replace(alarm, network=name or ""))
-
-
-def save_attack(
-    path: Path,
-    attack: UniversalResult,
-    network: nn.Module | Graph,
-    images: Tensor,
-    labels: Tensor,
-    about: dict[str, Any],
-) -> None:
-    """Write what an attack on these images found."""
-    clean = predictions(network, images)
-    inside = attack.groups == attack.worst_group(clean == labels)
-    flipped = inside & (clean == labels) & attack.fooled
-    shown = torch.cat([mask.nonzero().flatten()[:MOST_IMAGES] for mask in (flipped, inside & ~flipped)])
-    tensors = {
-        "delta": attack.delta,
-        "groups": attack.groups,
-        "labels": labels,
-        "clean": clean,
-        "perturbed": predictions(network, images + attack.delta[attack.groups]),
-        "fooled": attack.fooled,
-        "shown": shown,
-        "images": images[shown],
-    }
-    save_tensors(path, tensors, about)
-
-
-@torch.no_grad()
-def predictions(network: nn.Module | Graph, images: Tensor) -> Tensor:
-    """The class that each image is taken for."""
-    with true_float32():
-        return torch.cat([network(x).argmax(1) for x in images.split(CHUNK)])
 
 
 @torch.no_grad()
