@@ -16,6 +16,7 @@ test: .venv/dev  ## everything that CI runs
 
 trial: .venv/dev  ## claims about a hundred thousand groups of tiny networks against exact arithmetic, half an hour
 	PYTHONPATH=tests $(BIN)/python -m trial --groups 100000 --out results/trials.jsonl
+	PYTHONPATH=tests $(BIN)/python -m trial.duals --problems 10000 --out results/trials.jsonl
 
 fuzz: .venv/dev  ## every reader on hostile files, ten minutes with each of two engines
 	$(PIP) --only-binary atheris --editable '.[fuzz]' || echo "no wheel of atheris for this Python: without it"

@@ -2,7 +2,7 @@
 
 import citrus
 network = citrus.load_network("mnist-0.1")                       # or your own nn.Module
-result = citrus.certify(network, images, labels, eps="8/255")    # groups of five that share a perturbation
+result = citrus.certify(network, images, labels, eps="8/255")    # one perturbation for all of them
 run = citrus.train(citrus.recipe("quickstart"), out="runs/quickstart")
 """
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.helpers import folded, images, samples_in_box
 from support.joint_cases import DEEP
-from support.whole_cases import most_violated, random_planes
+from support.whole_cases import as_sums, most_violated, random_planes
 from torch import Tensor
 
 from citrus.attacks import Ascent
@@ -115,28 +115,17 @@ def test_leaves_must_be_those_of_a_tree() -> None:
     assert is_covered([*deep, tuple((n, 0) for n in range(2000))])
 
 
-def as_dual(planes: OpenPlanes) -> tuple[Dual, DualSums]:
-    """A solved problem of planes as the checker sees it, each choice as an image of its own."""
+def solved_sums(planes: OpenPlanes) -> tuple[Dual, DualSums]:
     relaxed = LowRank(planes)
     relaxed.advance(60)
-    m = firmest(planes, relaxed.multipliers(), relaxed.marked)[0]
-    sources = tuple(PlaneSource(0, k) for k in range(len(planes.a)))
-    leaves = tuple(Leaf(p, 1) for p in range(planes.choices))
-    given = {name: getattr(m, name) for name in ("weights", "alpha", "beta", "gamma", "theta")}
-    dual = Dual(
-        tuple(range(planes.choices)), leaves, (), sources, planes.uses, pairs=planes.pairs, cuts=planes.cuts, **given
-    )
-    sums = DualSums(dual, 1.0)
-    for k, source in enumerate(sources):
-        zero = torch.zeros(1, dtype=torch.float64)
-        sums.take(source, LinearForms(planes.a[k : k + 1], planes.b[k : k + 1], zero))
-    return dual, sums
+    sums = as_sums(planes, firmest(planes, relaxed.multipliers(), relaxed.marked)[0])
+    return sums.dual, sums
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_checkers_bound_is_that_of_the_prover_and_never_below_the_truth(seed: int) -> None:
     planes = random_planes(3000 + seed)
-    dual, sums = as_dual(planes)
+    dual, sums = solved_sums(planes)
     relaxed = LowRank(planes)
     relaxed.advance(60)
     bound = firmest(planes, relaxed.multipliers(), relaxed.marked)[1]
@@ -152,7 +141,7 @@ def test_the_checkers_bound_is_that_of_the_prover_and_never_below_the_truth(seed
 
 def test_errors_of_planes_are_subtracted() -> None:
     planes = random_planes(3)
-    dual, exact = as_dual(planes)
+    dual, exact = solved_sums(planes)
     off = DualSums(dual, 1.0)
     for k, source in enumerate(dual.planes):
         error = torch.full((1,), 0.1, dtype=torch.float64)

@@ -113,7 +113,7 @@ def test_the_reference_names_everything(site: Path) -> None:
     assert set(METHODS) <= methods
     assert {f"citrus-{name}" for name in COMMANDS} <= commands
     text = (site / "api.html").read_text(encoding="utf-8")
-    for name in ("group_size: int = 5", "certify", "Images that share one perturbation; 1 is ordinary certification."):
+    for name in ("group_size:", "certify", "1 is ordinary certification"):
         assert name in text
     assert "--log" in (site / "commands.html").read_text(encoding="utf-8")
 

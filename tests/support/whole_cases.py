@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from citrus.certify.whole.choices import Facts
-from citrus.certify.whole.dual import OpenPlanes
+from citrus.certify.whole.dual import Multipliers, OpenPlanes
+from citrus.checker.arithmetic import LinearForms
+from citrus.checker.dual import Dual, DualSums, Leaf
+from citrus.checker.planes import PlaneSource
 from support.milp import solve
 
 
@@ -101,3 +104,23 @@ def relaxed_optimum(planes: OpenPlanes) -> float:
     ).solve()
     assert str(solution.status) in ("Solved", "AlmostSolved")
     return -solution.obj_val
+
+
+def as_sums(planes: OpenPlanes, m: Multipliers) -> DualSums:
+    """A problem of planes as the checker sees it, each choice as an image of its own."""
+    sources = tuple(PlaneSource(0, k) for k in range(len(planes.a)))
+    dual = Dual(
+        images=tuple(range(planes.choices)),
+        leaves=tuple(Leaf(p, 1) for p in range(planes.choices)),
+        closed=(),
+        planes=sources,
+        uses=planes.uses,
+        pairs=planes.pairs,
+        cuts=planes.cuts,
+        **{name: getattr(m, name) for name in ("weights", "alpha", "beta", "gamma", "theta")},
+    )
+    sums = DualSums(dual, 1.0)
+    for k, source in enumerate(sources):
+        zero = torch.zeros(1, dtype=torch.float64)
+        sums.take(source, LinearForms(planes.a[k : k + 1], planes.b[k : k + 1], zero))
+    return sums

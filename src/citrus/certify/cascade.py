@@ -203,7 +203,7 @@ class Cascade:
             started, index = time.perf_counter(), tuple(where.tolist())
             try:
                 search = len(where) <= PARTS_UP_TO
-                found = prove_large(self.question, self._parts(where), search, partial(self.watch, number))
+                found = prove_large(self.question, self.parts(where), search, partial(self.watch, number))
             except (RuntimeError, MemoryError) as error:
                 if not memory_ran_out(error):
                     raise
@@ -221,7 +221,7 @@ class Cascade:
             large[number] = found
         return BlockProof(tuple(rows), large=large, alarms=tuple(alarms))
 
-    def _parts(self, where: Tensor) -> Iterator[Block]:
+    def parts(self, where: Tensor) -> Iterator[Block]:
         """The images of a large group in blocks, each in the parts that are searched together."""
         part = min(PART, self.question.settings.searched)
         for some in where.split(max(1, self.block_size // part) * part):

@@ -10,6 +10,7 @@ from typing import Literal
 from citrus.certify import Certification, CertifySettings, GroupResult, certify_into
 from citrus.certify.run_folder import certificate_folder, row_path
 from citrus.certify.settings import Grouping, Intermediate
+from citrus.certify.targets import Targets, certify_targets, save_targets, targets_path
 from citrus.certify.unseen import check_confidence
 from citrus.commands.target import NetworkFlags, Target, find_target, parse_flags, take_word
 from citrus.console import Bar, duration, table
@@ -45,6 +46,8 @@ class CertifyFlags(NetworkFlags):
     """Memory that one perturbation for many images may take, such as 8GB; by default half of what is free."""
     confidence: float = 0.99
     """Of what is said about inputs that nobody has seen."""
+    targets: bool = False
+    """Instead: for each class, how many images one perturbation for all can have taken for it."""
     seed: int = 0
     """Seed of the attack."""
     device: str = "auto"
@@ -57,6 +60,8 @@ def run(arguments: list[str]) -> int:
     work = _Work(find_target(name, "certify", flags), flags)
     found = []
     try:
+        if flags.targets:
+            return work.targets()
         for size in work.sizes:
             found.append(work.certify(size))
             print(work.told(found[-1]))
@@ -113,6 +118,15 @@ class _Work:
                 on_rows=on_rows,
                 on_text=bar.say,
             )
+
+    def targets(self) -> int:
+        """The table of target classes, and its file."""
+        with Bar("targets") as bar:
+            found = certify_targets(self.network, as_float(self.test.images), self.eps, self.settings, tell=bar.say)
+        path = targets_path(self.out, found.eps, self.settings)
+        save_targets(path, found, self.test.classes)
+        print(f"{by_target(found, self.test.classes)}\n\nfile  {path}")
+        return 2 if any(one.is_broken for one in found.classes) else 0
 
     def told(self, result: Certification) -> str:
         """What came of one group size, and where it is."""
@@ -176,6 +190,22 @@ def by_size(found: Sequence[Certification]) -> str:
         rows.append([size, f"{result.certified:.2f}", f"{result.attacked:.2f}"])
     title = f"percent of {one.images} images that stay right at eps {format_eps(one.eps)}; {one.correct:.2f} are right"
     return table(["images that share one perturbation", "proved", "under attack"], rows, f"{title} without any")
+
+
+def by_target(found: Targets, classes: Sequence[str]) -> str:
+    """A line for each class that an attacker may want."""
+    rows = [
+        [
+            classes[one.label] if one.label < len(classes) else str(one.label),
+            str(one.candidates),
+            f"{100 * one.most / found.images:.2f}",
+            f"{100 * one.attacked / found.images:.2f}"
+            + (" (breaks the proof: please report)" if one.is_broken else ""),
+        ]
+        for one in found.classes
+    ]
+    title = f"percent of {found.images} images that one perturbation sends to a class at eps {format_eps(found.eps)}"
+    return table(["class", "images not in it", "at most (proved)", "at least (attack)"], rows, title)
 
 
 def parse_seconds(text: str) -> float:

@@ -107,9 +107,9 @@ def test_rounds_of_splits_prove_more_and_nothing_is_broken() -> None:
 def test_a_group_in_one_dual_is_no_worse_than_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     one, where = cascade(), torch.arange(COUNT)
     with torch.no_grad():
-        found = prove_large(one.question, one._parts(where), search=True)
+        found = prove_large(one.question, one.parts(where), search=True)
         monkeypatch.setattr(group, "solve_master", lambda *_, **__: replace(proof(0), bound=math.inf))
-        parts = prove_large(one.question, one._parts(where), search=True)
+        parts = prove_large(one.question, one.parts(where), search=True)
         assert not parts.masters
     assert found.certified >= parts.certified
     assert found.certified <= found.attacked <= found.correct == COUNT
@@ -139,7 +139,7 @@ def test_little_memory_makes_several_problems_whose_losses_add_up(monkeypatch: p
 
     monkeypatch.setattr(group, "solve_master", solve)
     with torch.no_grad():
-        prove_large(little.question, little._parts(torch.arange(COUNT)), search=False)
+        prove_large(little.question, little.parts(torch.arange(COUNT)), search=False)
     assert len(sizes) > 1
     assert max(sizes) <= limit
 

@@ -117,7 +117,7 @@ def _count(question: Question, found: LargeProof, kept: _Kept) -> None:
     survivors = count
     if len(choices):
         with question.timed("whole"):
-            found.masters = tuple(_masters(question, choices, known))
+            found.masters = tuple(solve_masters(question, choices, known))
         survivors = count - sum(master.lost for master in found.masters)
         found.timed_out |= any(master.timed_out for master in found.masters)
     better = survivors > by_parts
@@ -141,7 +141,7 @@ def _told(choices: OpenChoices, kept: _Kept) -> tuple[OpenChoices, Known]:
     return choices.only(mine), Known(pairs, tuple(cuts))
 
 
-def _masters(question: Question, choices: OpenChoices, known: Known) -> Iterator[MasterProof]:
+def solve_masters(question: Question, choices: OpenChoices, known: Known) -> Iterator[MasterProof]:
     """The master problem of all images, or of as many at a time as memory holds."""
     budget = question.settings.budget * max(1.0, len(choices) / PART)
     room = question.settings.room(choices.image.device)
