@@ -50,17 +50,17 @@ ROWS = {
 NORMALISED_BY_CALLER = {"mnist_0.1": ((0.1307,), (0.3081,))}
 
 
-def instance(row: Published, options: argparse.Namespace) -> tuple[Graph, Tensor, Tensor]:
-    """The network and the first k * P test images that it classifies right."""
+def instance(row: Published, options: argparse.Namespace, images: int | None = None) -> tuple[Graph, Tensor, Tensor]:
+    """The network and the first k * P test images that it classifies right, or so many."""
     mean, std = NORMALISED_BY_CALLER.get(row.network, (None, None))
     plain = load_onnx(Path(options.nets) / f"{row.network}.onnx", mean=mean, std=std)
     plain = plain.map(lambda weight: weight.detach().to(options.device))
     test = load(row.data, data_dir=options.data_dir).test.to(options.device)
-    count = row.k * row.groups
-    images, labels = as_float(test.images[: 5 * count]), test.labels[: 5 * count]
-    right = (plain(images).argmax(1) == labels).nonzero().flatten()[:count]
+    count = images or row.k * row.groups
+    x, y = as_float(test.images[: 5 * count]), test.labels[: 5 * count]
+    right = (plain(x).argmax(1) == y).nonzero().flatten()[:count]
     assert len(right) == count
-    return plain, images[right], labels[right]
+    return plain, x[right], y[right]
 
 
 def measure(row: Published, verifier: str, options: argparse.Namespace) -> tuple[Certification, float]:

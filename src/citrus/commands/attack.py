@@ -4,13 +4,21 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from citrus.commands.target import NetworkFlags, find_target, parse_flags, take_word
+import torch
+from torch import Tensor, nn
+
+from citrus.attacks.kept import predictions
+from citrus.attacks.whole import attack_all
+from citrus.commands.target import NetworkFlags, Target, find_target, parse_flags, take_word
 from citrus.console import table
-from citrus.data import as_float
+from citrus.data import Dataset, as_float
+from citrus.errors import CitrusError
 from citrus.files import locked, write_json
 from citrus.inputs import format_eps
+from citrus.networks import Graph
+from citrus.networks.kernels import true_float32
 from citrus.training import Evaluation, evaluate, pick_device, uap_file
-from citrus.training.evaluation import broken_folder
+from citrus.training.evaluation import UNIVERSAL, broken_folder, percent
 
 
 @dataclass
@@ -19,6 +27,8 @@ class AttackFlags(NetworkFlags):
 
     images: int = 1000
     """Test images to attack."""
+    transfer: bool = False
+    """First find one perturbation on as many training images, say what it does to test images, and go on from it."""
     seed: int = 0
     """Seed of the attack."""
     device: str = "auto"
@@ -31,8 +41,10 @@ def run(arguments: list[str]) -> int:
     target, device = find_target(name, "attack", flags), pick_device(flags.device)
     eps, test = target.eps, target.test_set().to(device)
     with locked(target.folder):
+        network = target.load(test.shape).to(device)
+        starts = [_transferred(network, target, test, eps, flags)] if flags.transfer else []
         result, _ = evaluate(
-            target.load(test.shape).to(device),
+            network,
             as_float(test.images),
             test.labels,
             eps,
@@ -43,12 +55,28 @@ def run(arguments: list[str]) -> int:
             out=target.folder,
             classes=test.classes,
             name=target.network,
+            starts=starts,
         )
         path = uap_file(target.folder, eps)
         write_json(path.with_suffix(".json"), asdict(result))
     picture = save_picture(path) or "needs matplotlib: pip install 'citrus-uap[report]'"
     print(f"{evaluation_table(result)}\n\nperturbations  {path}\npicture        {picture}")
     return exit_code(result, target.folder)
+
+
+def _transferred(network: nn.Module | Graph, target: Target, test: Dataset, eps: float, flags: AttackFlags) -> Tensor:
+    """A perturbation of training images, by somebody who has no test images yet."""
+    if target.group_size(flags.images) < flags.images:
+        raise CitrusError("--transfer is about one perturbation for all images: leave --group-size away.")
+    train = target.training_set().subset(slice(0, flags.images)).to(test.images.device)
+    some, generator = test.subset(slice(0, flags.images)), torch.Generator(test.images.device).manual_seed(flags.seed)
+    with true_float32():
+        delta = attack_all(network, as_float(train.images), train.labels, eps, UNIVERSAL, generator)
+    images = as_float(some.images)
+    before, after = (percent(predictions(network, x) == some.labels) for x in (images, images + delta))
+    said = f"one perturbation of {len(train)} training images leaves {after:.2f} % of {len(some)} test images right"
+    print(f"{said}, {before:.2f} % without it\n")
+    return delta
 
 
 def exit_code(result: Evaluation, folder: Path) -> int:

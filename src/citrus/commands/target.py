@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 
 from torch import nn
 
-from citrus.data import Dataset, load
+from citrus.data import Dataset, Splits, load
 from citrus.errors import CitrusError, suggest
 from citrus.inputs import parse_eps, parse_number
 from citrus.networks import Graph
@@ -113,10 +113,16 @@ class Target:
         return images if self.sizes[-1] == "all" else self.sizes[-1]
 
     def test_set(self) -> Dataset:
+        return self._data().test
+
+    def training_set(self) -> Dataset:
+        return self._data().train
+
+    def _data(self) -> Splits:
         name = self.flags.data or self.own_data
         if name is None:
             raise CitrusError(f"{self.network} does not say what images it is for: add --data NAME.")
-        return load(name, data_dir=self.flags.data_dir).test
+        return load(name, data_dir=self.flags.data_dir)
 
     def used(self, test: Dataset) -> str:
         """What these images were used for before, as far as the network says; nothing if it may be judged by them."""

@@ -20,6 +20,7 @@ from citrus.attacks import (
 )
 from citrus.attacks.alarm import Alarm, save_alarm
 from citrus.attacks.kept import CHUNK, predictions, save_attack
+from citrus.attacks.whole import attack_all
 from citrus.bounds import Box, interval, margin_rows, proves
 from citrus.errors import CitrusError
 from citrus.inputs import check_images, eps_in_name, parse_eps
@@ -63,8 +64,10 @@ def evaluate(
     out: str | Path | None = None,
     classes: Sequence[str] = (),
     name: str | None = None,
+    starts: Sequence[Tensor] = (),
 ) -> tuple[Evaluation, UniversalResult]:
-    """Measure a network in eval mode. The attacks see the first `attacked` images, in groups in the order given.
+    """Measure a network in eval mode. The attacks see the first `attacked` images, in groups in the order given; one
+    for all of them may begin at `starts`, perturbations that are known from elsewhere.
 
     `clip` concerns certification and PGD per image; a universal perturbation is never clipped. A folder `out` keeps the
     perturbations, with the names of `classes`, and proofs that an attack broke; `name` is where the network lies.
@@ -77,7 +80,7 @@ def evaluate(
         raise CitrusError(f"The attacks need at least one image, got {count}.")
     x, y = images[:count], labels[:count]
     proved = ibp_certified(plain, images, labels, eps, clip)
-    alone, together = _attacks(plain, x, y, eps, group_size, clip, seed)
+    alone, together = _attacks(plain, x, y, eps, group_size, clip, seed, starts)
     attacks = [alone] if clip else [together.delta[together.groups], alone]
     alarms = _alarms(plain, (x, y), attacks, proved[:count], eps)
     proved[[alarm.group for alarm in alarms]] = False
@@ -137,19 +140,28 @@ def percent(mask: Tensor) -> float:
 
 
 def _attacks(
-    plain: Graph, images: Tensor, labels: Tensor, eps: float, group_size: int, clip: bool, seed: int
+    plain: Graph,
+    images: Tensor,
+    labels: Tensor,
+    eps: float,
+    group_size: int,
+    clip: bool,
+    seed: int,
+    starts: Sequence[Tensor],
 ) -> tuple[Tensor, UniversalResult]:
     """What 40 steps of PGD find for each image, and one perturbation per group of images in order."""
     generator = torch.Generator(images.device).manual_seed(seed)
-    groups = consecutive_groups(len(images), group_size, images.device)
-    alone, together = [], []
+    groups, alone = consecutive_groups(len(images), group_size, images.device), []
     with true_float32():  # as the proofs: a margin smaller than TF32's rounding must not look broken
         for x, y in _chunks(images, labels):
             alone.append(pgd(plain, x, y, eps, PGD_40, clip=clip, generator=generator))
-        for x, y in _chunks(images, labels, max(1, CHUNK // group_size) * group_size):
-            together.append(universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator))
-    deltas, wrong = torch.cat([part.delta for part in together]), torch.cat([part.fooled for part in together])
-    return torch.cat(alone), UniversalResult(deltas, groups, wrong)
+        if group_size >= len(images):
+            delta = attack_all(plain, images, labels, eps, UNIVERSAL, generator, starts)[None]
+        else:
+            parts = _chunks(images, labels, max(1, CHUNK // group_size) * group_size)
+            found = [universal_pgd(plain, x, y, groups[: len(x)], eps, UNIVERSAL, generator) for x, y in parts]
+            delta = torch.cat([part.delta for part in found])
+    return torch.cat(alone), UniversalResult(delta, groups, _fooled(plain, images + delta[groups], labels))
 
 
 @torch.no_grad()

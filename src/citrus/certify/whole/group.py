@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from citrus.attacks import fooled, universal_pgd
+from citrus.attacks import fooled
+from citrus.attacks.whole import attack_all
 from citrus.certify.alone import Block, Singles, prove_alone
 from citrus.certify.refine.rounds import OpenGroup
 from citrus.certify.settings import Question
@@ -182,8 +183,7 @@ def _attack(question: Question, found: LargeProof, images: Tensor, labels: Tenso
         if found.delta is None:
             generator = torch.Generator(images.device).manual_seed(settings.seed)
             x, y = images[~alone], labels[~alone]
-            result = universal_pgd(question.graph, x, y, torch.zeros_like(y), question.eps, settings.attack, generator)
-            found.delta = result.delta[0]
+            found.delta = attack_all(question.graph, x, y, question.eps, settings.attack, generator)
         steps = found.delta.expand_as(images)
         parts = torch.arange(len(labels), device=labels.device).split(ATTACKED)
         likely = torch.cat([fooled(question.graph(images[some] + steps[some]), labels[some]) for some in parts])
