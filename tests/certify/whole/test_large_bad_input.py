@@ -75,11 +75,11 @@ def test_planes_below_zero_everywhere() -> None:
 def test_copies_of_one_image_fall_together() -> None:
     net, x = folded(DEEP), images(30)
     y = net(x).argmax(1)
-    alone = certify(net, x, y, EPS, replace(LARGE, group_size=1))
+    alone = certify(net, x, y, 0.2, replace(LARGE, group_size=1))
     fallen = [place for place, row in enumerate(alone.rows) if row.attacked == 0]
     assert fallen
     copies = x[fallen[:1]].repeat(12, 1, 1, 1)
-    assert counts(certify(net, copies, y[fallen[:1]].repeat(12), EPS, LARGE)) == [(12, 0, 0)]
+    assert counts(certify(net, copies, y[fallen[:1]].repeat(12), 0.2, LARGE)) == [(12, 0, 0)]
 
 
 def test_two_classes() -> None:
