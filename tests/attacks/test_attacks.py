@@ -1,5 +1,6 @@
 """Attacks: known optima on linear models, the best iterate is kept, and nothing leaves its box."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -8,9 +9,9 @@ import torch.nn.functional as F
 from support.helpers import SHAPE, images
 from torch import Tensor, nn
 
-from citrus.attacks import Ascent, UniversalResult, ascend, consecutive_groups, fooled, pgd, universal_pgd
+from citrus.attacks import Ascent, UniversalResult, ascend, consecutive_groups, fooled, pgd, universal, universal_pgd
 from citrus.attacks.pgd import uniform
-from citrus.attacks.universal import LOSSES
+from citrus.attacks.universal import LOSSES, clipped_cross_entropy, hinge, nearest
 from citrus.bounds import margins
 from citrus.errors import CitrusError
 
@@ -262,7 +263,7 @@ def count_by_group(mask: Tensor, groups: Tensor) -> list[int]:
 
 
 def test_universal_attack_keeps_the_best_count_of_all_steps(network: nn.Module) -> None:
-    x, groups = images(30, seed=2), torch.arange(30) // 7  # 7, 7, 7, 7, 2
+    x, groups = images(205, seed=2), torch.arange(205) // 7  # 29 groups of 7 and one of 2
     labels = network(x).argmax(1)  # all right at first
     model = Recorder(network)
     settings = Ascent(steps=6, restarts=5, step_size=1.5, decay=1.0)
@@ -289,10 +290,14 @@ def test_universal_restarts_never_reduce_the_count(network: nn.Module) -> None:
 
 def test_losses_by_hand() -> None:
     logits, labels = torch.tensor([[3.0, 1.0, 2.0], [0.0, 4.0, 4.25]]), torch.tensor([0, 1])  # margins 1 and -1/4
-    expected = [[-1.0, 0.0], [-1.5, -0.25], [-3.0, -1.75]]
-    assert [loss(logits, labels).tolist() for loss in LOSSES[:3]] == expected
-    clipped = LOSSES[3](torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0]))
+    assert [hinge(kappa)(logits, labels).tolist() for kappa in (0.0, 0.5)] == [[-1.0, 0.0], [-1.5, -0.25]]
+    clipped = clipped_cross_entropy(3.0)(torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0]))
     torch.testing.assert_close(clipped, torch.tensor([0.6931472, 3.0]))
+    near = nearest(0.5)(logits, labels)  # the scores 3, 1, 2 have the standard deviation 1
+    torch.testing.assert_close(near, torch.tensor([-math.log(3.0), 0.0]))
+    torch.testing.assert_close(nearest(0.5)(7 * logits, labels), near)
+    equal = nearest(0.5)(torch.ones(1, 3), torch.tensor([0]))
+    assert equal.tolist() == [0.0]
 
 
 def test_each_restart_follows_its_own_loss(network: nn.Module) -> None:
@@ -306,6 +311,22 @@ def test_each_restart_follows_its_own_loss(network: nn.Module) -> None:
             step = 0.01 * gradient[groups == group].sum(0).sign()
             expected = ((at - x).detach()[groups == group] + step).clamp(-0.1, 0.1)
             torch.testing.assert_close((moved - x)[groups == group], expected, rtol=0, atol=1e-6)
+
+
+def test_the_universal_attack_is_stronger_than_plain_hinges(
+    network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was before, with the same restarts: over forty groups in sum, for single groups are a matter of luck."""
+    x, groups = images(400, seed=3), torch.arange(400) // 10
+    labels = network(x).argmax(1)
+    asked = Ascent(steps=20, restarts=4)
+    now = universal_pgd(network, x, labels, groups, 0.06, asked, seeded()).fooled.sum()
+    before = (hinge(0.0), hinge(0.5), hinge(2.0), clipped_cross_entropy(3.0))
+    monkeypatch.setattr(universal, "LOSSES", before)
+    monkeypatch.setattr(universal, "MOMENTA", (0.0,))
+    then = universal_pgd(network, x, labels, groups, 0.06, asked, seeded()).fooled.sum()
+    assert 0 < then < 400
+    assert now >= then
 
 
 def test_groups_do_not_feel_each_other(network: nn.Module) -> None:
@@ -375,6 +396,36 @@ def test_step_sizes_by_hand() -> None:
     settings = Ascent(steps=10, step_size=0.25, decay=0.2, decay_at=(0.5, 0.8))
     expected = [0.25] * 5 + [0.05] * 3 + [0.01] * 2
     assert [settings.step_at(step) for step in range(10)] == pytest.approx(expected)
+
+
+def test_momentum_by_hand() -> None:
+    """One pixel, gradients by script: two steps up outweigh one down if nine tenths are kept, and not if half is."""
+    assert points_of((1.0, 1.0, -1.0), 0.0) == pytest.approx([1.0, 2.0, 1.0])
+    assert points_of((1.0, 1.0, -1.0), 0.9) == pytest.approx([1.0, 2.0, 3.0])  # 0.9 * 1.9 - 1 > 0
+    assert points_of((1.0, 1.0, -1.0), 0.5) == pytest.approx([1.0, 2.0, 1.0])  # 0.5 * 1.5 - 1 < 0
+    assert points_of((1.0, 1e-3, -1e3), 0.9) == pytest.approx([1.0, 2.0, 3.0])  # a long gradient counts no more
+
+
+def points_of(slopes: tuple[float, ...], kept: float) -> list[float]:
+    """Where the ascent stands after each step of size 1 along scripted gradients."""
+    points: list[float] = []
+
+    def objective(delta: Tensor, restart: int) -> tuple[Tensor, Tensor]:
+        points.append(delta.item())
+        slope = slopes[len(points) - 1] if len(points) <= len(slopes) else 0.0
+        return slope * delta.sum(1), torch.zeros(1)
+
+    asked = Ascent(steps=len(slopes), step_size=0.1, decay=1.0, momentum=(kept,))
+    ascend(lambda: torch.zeros(1, 1), objective, 10.0, asked)
+    return points[1:]
+
+
+def test_momentum_of_each_restart_and_its_limits() -> None:
+    assert [Ascent(momentum=(0.0, 0.75)).kept_in(restart) for restart in range(3)] == [0.0, 0.75, 0.0]
+    assert Ascent().kept_in(5) == 0
+    for wrong in (-0.1, 1.0, float("nan")):
+        with pytest.raises(CitrusError, match=r"Each momentum must lie in \[0, 1\)"):
+            Ascent(momentum=(0.5, wrong))
 
 
 @pytest.mark.parametrize(

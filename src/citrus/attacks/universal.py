@@ -1,6 +1,6 @@
 """The universal attack: one perturbation for all images of a group."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,8 +21,22 @@ def clipped_cross_entropy(limit: float) -> Loss:
     return lambda logits, labels: cross_entropy(logits, labels).clamp(max=limit)
 
 
-LOSSES: tuple[Loss, ...] = (hinge(0.0), hinge(0.5), hinge(2.0), clipped_cross_entropy(3.0))
+def nearest(share: float) -> Loss:
+    """-log(1 + smallest margin / T), T a share of the spread of an image's scores: the nearer an image is to falling
+    the more it pulls, and one that has fallen no longer does. An attacker who cannot have all images of a group does
+    not waste the perturbation on those that he will not get."""
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        spread = logits.detach().std(1).clamp(min=torch.finfo(logits.dtype).tiny)
+        return -(margins(logits, labels).amin(1).relu() / (share * spread)).log1p()
+
+    return loss
+
+
+LOSSES: tuple[Loss, ...] = (nearest(0.01), clipped_cross_entropy(3.0), nearest(0.003), hinge(0.5))
 """Restart r uses loss r modulo their number: each finds perturbations that the others miss."""
+MOMENTA = (0.0, 0.75, 0.75, 0.75)
+"""The momentum of restart r, where the settings name none."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,6 @@ def universal_pgd(
         wrong = fooled(logits.detach(), labels).to(sums.dtype)
         return sums.index_add(0, groups, loss), sums.index_add(0, groups, wrong)
 
-    delta = ascend(start, objective, eps, settings)
+    delta = ascend(start, objective, eps, replace(settings, momentum=settings.momentum or MOMENTA))
     with torch.no_grad():
         return UniversalResult(delta, groups, fooled(model(images + delta[groups]), labels))
