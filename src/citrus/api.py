@@ -1,8 +1,8 @@
 """The public names of Citrus: `citrus.NAME` is what is imported here."""
 
-from citrus.attacks import Ascent, UniversalResult, pgd, universal_pgd
+from citrus.attacks import Ascent, UniversalResult, attack_all, pgd, universal_pgd
 from citrus.bounds import Bounds, Box, alpha, crown, interval, margin_rows
-from citrus.certify import Certification, CertifySettings, Verdict, certify, certify_into
+from citrus.certify import Certification, CertifySettings, Verdict, certify, certify_into, certify_targets
 from citrus.checker import CheckReport, check
 from citrus.data import Dataset, Splits
 from citrus.data import load as load_data

@@ -3,7 +3,8 @@ end. The same call again goes on where it was stopped.
 
     result = certify_into("runs/mine/certify", network, images, labels, eps="8/255", certificates=True)
 
-OUT/VERIFIER-EPS-nN-GROUPING.jsonl    what was asked (network, eps, images, settings) in the first line, then the rows
+OUT/VERIFIER-EPS-nN-GROUPING.jsonl    what was asked (network, eps, images, settings) in the first line, then the rows;
+                                      N is all, or a number
 OUT/VERIFIER-EPS-nN-GROUPING.json     the summary
 OUT/VERIFIER-EPS-nN-GROUPING-certificates/
 OUT/VERIFIER-EPS-nN-GROUPING-broken/       only if an attack broke a proof, which is a bug
@@ -62,7 +63,7 @@ def certify_into(
     `on_text` of large groups.
     """
     cascade, started = Cascade(network, images, labels, eps, settings), time.perf_counter()
-    files = _Files(Path(out), cascade, _digest(images, labels), name or "")
+    files = _Files(row_path(out, cascade.question.eps, settings), cascade, _digest(images, labels), name or "")
     question = cascade.question = replace(cascade.question, tell=on_text, keep_in=files.beside("states"))
     folder = files.beside("certificates") if certificates else None
     exporter = Exporter(folder, question, name) if folder else None
@@ -89,9 +90,8 @@ def certify_into(
 class _Files:
     """The files of one certification beside its rows."""
 
-    def __init__(self, out: Path, cascade: Cascade, data: str, network: str) -> None:
-        self.cascade, self.network, question = cascade, network, cascade.question
-        self.path = row_path(out, question.eps, question.settings)
+    def __init__(self, path: Path, cascade: Cascade, data: str, network: str) -> None:
+        self.path, self.cascade, self.network, question = path, cascade, network, cascade.question
         asked = {"network": fingerprint(question.graph), "eps": question.eps, "images": len(cascade.images)}
         asked |= {"data": data, **asdict(question.settings)}
         asked["intermediate"] = question.verifier.linear.intermediate  # what auto stands for

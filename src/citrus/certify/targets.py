@@ -36,7 +36,7 @@ ATTACK = Ascent(steps=60, restarts=4)
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetClass:
     """A class that an attacker may want."""
 
     label: int
@@ -60,10 +60,10 @@ class Targets:
 
     eps: float
     images: int
-    classes: tuple[Target, ...]
+    classes: tuple[TargetClass, ...]
 
     @property
-    def worst(self) -> Target:
+    def worst(self) -> TargetClass:
         return max(self.classes, key=lambda one: one.most)
 
 
@@ -81,7 +81,7 @@ def certify_targets(
     cascade.labels = cascade.predicted
     question = cascade.question
     if not question.verifier.whole:
-        raise CitrusError(f"Target classes need the verifier citrus, got {settings.verifier!r}.")
+        raise CitrusError(f"TargetClass classes need the verifier citrus, got {settings.verifier!r}.")
     parts, index = list[OpenChoices](), torch.arange(len(images), device=images.device)
     with true_float32(), torch.no_grad():
         for block in cascade.parts(index):
@@ -114,14 +114,14 @@ def save_targets(path: Path, found: Targets, names: Sequence[str] = ()) -> None:
     write_json(path, {"eps": found.eps, "images": found.images, "classes": classes, "seconds": round(seconds, 2)})
 
 
-def _target(question: Question, cascade: Cascade, choices: OpenChoices, label: int, attack: Ascent) -> Target:
+def _target(question: Question, cascade: Cascade, choices: OpenChoices, label: int, attack: Ascent) -> TargetClass:
     started, mine = time.perf_counter(), choices.only(choices.wrong == label)
     most = sent = 0
     if len(mine):
         most = sum(master.lost for master in solve_masters(question, mine, Known()))
         sent = _sent(question, mine, label, attack)
     candidates = int((cascade.predicted != label).sum())
-    return Target(label, candidates, most, sent, round(time.perf_counter() - started, 3))
+    return TargetClass(label, candidates, most, sent, round(time.perf_counter() - started, 3))
 
 
 def _sent(question: Question, choices: OpenChoices, label: int, attack: Ascent) -> int:

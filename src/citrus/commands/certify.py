@@ -64,12 +64,10 @@ def run(arguments: list[str]) -> int:
             return work.targets()
         for size in work.sizes:
             found.append(work.certify(size))
-            print(work.told(found[-1]))
     except KeyboardInterrupt as stop:
         print("Interrupted; the same command goes on where it stopped.", file=sys.stderr)
         return code_of(stop)
-    if len(found) > 1:
-        print(f"\n{by_size(found)}")
+    print(work.told(found[0], work.sizes[0]) if len(found) == 1 else work.compared(found))
     return 2 if any(result.errors for result in found) else 0
 
 
@@ -128,15 +126,27 @@ class _Work:
         print(f"{by_target(found, self.test.classes)}\n\nfile  {path}")
         return 2 if any(one.is_broken for one in found.classes) else 0
 
-    def told(self, result: Certification) -> str:
+    def told(self, result: Certification, size: int | Literal["all"]) -> str:
         """What came of one group size, and where it is."""
-        settings = replace(self.settings, group_size=result.group_size)
+        settings = replace(self.settings, group_size=size)
         rows = f"rows          {row_path(self.out, self.eps, settings)}"
         text = "\n\n".join([summary(result), unseen(result, self.flags.confidence, self.used), rows])
         if not self.flags.certificates:
             return text
         folder = certificate_folder(self.out, self.eps, settings)
         return f"{text}\ncertificates  {folder}\nnext          citrus check {folder}"
+
+    def compared(self, found: Sequence[Certification]) -> str:
+        """What came of several group sizes, in one table."""
+        largest = max(found, key=lambda result: result.group_size)
+        seconds = sum(sum(result.stage_seconds.values()) for result in found)
+        return "\n\n".join(
+            [
+                f"\n{by_size(found)}",
+                unseen(largest, self.flags.confidence, self.used),
+                f"rows   {self.out}\ntime   {duration(seconds)}",
+            ]
+        )
 
 
 def line(row: GroupResult) -> str:

@@ -207,7 +207,7 @@ def _certify(study: Study, entry: Entry, settings: CertifySettings, folder: Path
             f"{found.certified} % are certified in {out}, and yet the perturbations in {folder / 'uap'} leave "
             f"{run['universal']} %: a bug in Citrus, please report it."
         )
-    summary = json.loads(row_path(out, found.eps, settings.sized(found.images)).with_suffix(".json").read_text())
+    summary = json.loads(row_path(out, found.eps, settings).with_suffix(".json").read_text())
     alone = sum(row.stages.get(stage, 0) for row in found.rows for stage in ALONE)
     return {
         "stages": summary.pop("stage_seconds"),

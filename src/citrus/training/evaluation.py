@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def evaluate(
     started, eps = time.perf_counter(), parse_eps(eps)
     plain = graph(network, tuple(images.shape[1:])).map(Tensor.detach)
     check_images(images, labels, plain.classes, plain.input_shape)
-    count = len(images) if attacked is None else min(attacked, len(images))
+    count = min(len(images), len(images) if attacked is None else attacked)
     if count < 1:
         raise CitrusError(f"The attacks need at least one image, got {count}.")
     x, y = images[:count], labels[:count]
@@ -98,10 +99,13 @@ def evaluate(
         errors=len(alarms),
     )
     if out is not None:
-        about = {"eps": eps, "group_size": group_size, "classes": list(classes)}
-        save_attack(uap_file(out, eps), together, network, x, y, about)
+        save_attack(uap_file(out, eps), together, network, x, y, _about(result, classes))
         _save_alarms(broken_folder(out, eps), alarms, name)
     return result, together
+
+
+def _about(result: Evaluation, classes: Sequence[str]) -> dict[str, Any]:
+    return {"eps": result.eps, "group_size": result.group_size, "classes": list(classes)}
 
 
 def uap_file(out: str | Path, eps: float) -> Path:
