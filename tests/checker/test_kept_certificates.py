@@ -1,7 +1,8 @@
 """Certificates that an earlier version wrote (commit 44cd03c) still hold, with the values that they had then.
 
 fixtures/NETWORK-INTERMEDIATE-EPS/ are certificates of `citrus certify` with all kinds of proofs: intervals, CROWN,
-optimised slopes, conflicts of the search, and proofs by contradiction of up to seven rounds. The networks have a bias
+optimised slopes, conflicts of the search, and proofs by contradiction of up to seven rounds; those called dual are of
+the version that first wrote duals of large groups (2026-11-20). The networks have a bias
 per pixel (a folded normalisation), padding, strides, groups, dilation, a diagonal map and a value that is read twice.
 """
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from support.kept import FIXTURES, kept_network
-from support.run_files import write_run
+from support.run_files import write_attack, write_run, write_targets
 from torch import nn
 
 from citrus.attacks.alarm import Alarm, load_alarm, save_alarm
@@ -180,12 +180,29 @@ def run_seeds(file: str) -> Callable[[Path], list[bytes]]:
     return lambda folder: [(write_run(folder) / file).read_bytes()]
 
 
+FOR_ALL, TARGETS = "certify/citrus-0.1-nall-dataset-uap.safetensors", "certify/citrus-0.1-targets.json"
+
+
+def targets_seeds(folder: Path) -> list[bytes]:
+    path = write_run(folder) / TARGETS
+    write_targets(path)
+    return [path.read_bytes()]
+
+
+def everybody_seeds(folder: Path) -> list[bytes]:
+    path = write_run(folder) / FOR_ALL
+    write_attack(path, size=20)
+    return [path.read_bytes()]
+
+
 def read_report(depth: int) -> Callable[[Path], None]:
     return lambda path: print(compose(read_runs([path.parents[depth]])).html, file=io.StringIO())
 
 
 def certificate_seeds(folder: Path) -> list[bytes]:
-    names = ("residual-crown-0.03/group-00000", "residual-interval-0.03/group-00001", "residual-crown-0.03/group-00001")
+    names = [
+        f"residual-{name}" for name in ("crown-0.03/group-00000", "interval-0.03/group-00001", "dual-0.02/group-00000")
+    ]
     return [(FIXTURES / f"{name}.safetensors").read_bytes() for name in names]
 
 
@@ -280,6 +297,8 @@ READERS = (
     Reader("run certification", "certify/citrus-0.1-n5-dataset.json", run_seeds("certify/citrus-0.1-n5-dataset.json"),
            read_report(1), json_edit),
     Reader("perturbation", "uap/0.1.safetensors", run_seeds("uap/0.1.safetensors"), read_report(1), tensors_edit),
+    Reader("perturbation for all", FOR_ALL, everybody_seeds, read_report(1), tensors_edit),
+    Reader("targets", TARGETS, targets_seeds, read_report(1), json_edit),
     Reader("certificate", "group-00000.safetensors", certificate_seeds, read_proofs, tensors_edit),
     Reader("alarm", "group-00003.safetensors", alarm_seeds, load_alarm, tensors_edit),
     Reader("pictures", "train/n01/images/a.JPEG", picture_seeds, read_pictures(3)),
