@@ -30,7 +30,7 @@ NEEDS = {
     "tensorboard": ("the package tensorboard", lambda: importlib.util.find_spec("tensorboard") is not None),
 }
 # What makes commands that begin so short, unless the page gives the flag itself.
-FEW = "--epochs 2 --ramp-epochs 1 --warmup-epochs 0 --milestones 1 --test-images 20"
+FEW = "--epochs 2 --ramp-epochs 1 --warmup-epochs 0 --milestones 1 --test-images 24"
 QUICK = {
     "citrus train": FEW,
     "citrus train quickstart --": "--network mlp",
