@@ -39,16 +39,9 @@ def page() -> tuple[str, dict[str, str]]:
     """The text of the page, and its figures by the name of their file."""
     runs, proofs, steps = (read_rows(RESULTS / f"{name}.jsonl") for name in ("runs", "certifications", "steps"))
     figures: dict[str, str] = {}
-    parts = [
-        HEAD,
-        everybody(proofs, figures),
-        acceptance(proofs),
-        zoo(runs, proofs),
-        cnn7(runs, proofs, figures),
-        times(proofs),
-        gpu_steps(steps),
-    ]
-    return "\n\n".join([*parts, cpu_steps(steps), method_steps(steps)]) + "\n", figures
+    proved = [everybody(proofs, figures), acceptance(proofs), zoo(runs, proofs), cnn7(runs, proofs, figures)]
+    costs = [times(proofs), gpu_steps(steps), cpu_steps(steps), method_steps(steps)]
+    return "\n\n".join([HEAD, *proved, *costs]) + "\n", figures
 
 
 HEAD = (
@@ -79,28 +72,11 @@ def two(value: float) -> str:
 
 def everybody(proofs: Sequence[Row], figures: dict[str, str]) -> str:
     """One perturbation for more and more images, up to the whole test set."""
-    last = whole.everybody(proofs)
     figures[whole.FIGURE] = whole.figure(proofs)
-    text = (
-        f"Our ConvSmall for CIFAR-10 at 2/255 on all {last['images']:,} test images, one perturbation for everybody: "
-        f"**{last['certified']:.2f} %** certified, {last['attacked']:.2f} % left by the attack, {last['correct']:.2f} % "
-        f"right without one; {last['alone']:.2f} % are proved one by one. {last['seconds'] / 60:.0f} minutes, the check "
-        f"of its certificate ({last['certificate_mb']:.0f} MB) {last['check_seconds'] / 60:.1f} minutes. Below the first "
-        "2,000 test images in groups of N, at most 5 s for every 20 open labels. One thread of an AMD EPYC that did "
-        "other work as well, torch 2.13.0+cpu."
-    )
-    nets = (
-        "The public networks of the next section: their first 200 correct test images in groups of N, percent "
-        "certified to attacked, and seconds in all on one thread of the same machine."
-    )
-    cost = (
-        "What the dual costs (`benchmarks/whole.py growth`, the same machine): an update of the multipliers, images "
-        "that may fall, seconds until the bound is within a hundredth of its last value, without and with two splits "
-        "of each label."
-    )
-    tables = [table(*part(proofs)) for part in (whole.curve_rows, whole.network_rows, whole.growth_rows)]
     picture = f"![what one perturbation leaves, by the images that share it]({whole.FIGURE})"
-    more = [tables[0], picture, nets, tables[1], cost, tables[2]]
+    tables = [table(*part(proofs)) for part in (whole.curve_rows, whole.network_rows, whole.growth_rows)]
+    text = whole.paragraph(whole.everybody(proofs))
+    more = [tables[0], picture, whole.NETWORKS, tables[1], whole.COST, tables[2]]
     return section("One perturbation for everybody", text, *more)
 
 

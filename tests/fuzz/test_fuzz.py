@@ -10,7 +10,13 @@ from fuzz.engines import batch
 from fuzz.readers import BY_NAME, Reader
 from fuzz.watch import Watch
 
-LENIENT = {"group rows", "perturbation", "perturbation for all", "targets", *(name for name in BY_NAME if name.startswith("run "))}
+LENIENT = {
+    "group rows",
+    "perturbation",
+    "perturbation for all",
+    "targets",
+    *(name for name in BY_NAME if name.startswith("run ")),
+}
 """What is damaged is counted, or told in the report, and left out."""
 
 

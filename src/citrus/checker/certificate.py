@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from citrus.checker.arithmetic import Network
-from citrus.checker.dual import DualSums
+from citrus.checker.cover import Conflicts
+from citrus.checker.dual import DualSums, justified
 from citrus.checker.format import read_certificate as read_certificate
 from citrus.checker.format import store as store
 from citrus.checker.planes import PlaneSource
@@ -77,9 +78,22 @@ def write_certificates(
         evaluator = Evaluator(network, given.images, given.labels, given.eps, given.intermediate)
         sums = evaluator.sums(given.duals)
         kept, lost = _rounded(given.proofs, evaluator, sums)
+        conflicts = Conflicts(proof.choices for proof in kept)
+        for one in sums:
+            one.dual = justified(one.dual, conflicts)
         survivors = min(given.survivors, implied(given, evaluator.classes, kept, sums, SLACK))
         path = certificate_path(Path(folder), given.number)
-        store(path, replace(given, proofs=tuple(kept), survivors=survivors, network=name, network_path=where))
+        store(
+            path,
+            replace(
+                given,
+                proofs=tuple(kept),
+                survivors=survivors,
+                network=name,
+                network_path=where,
+                duals=tuple(one.dual for one in sums),
+            ),
+        )
         written.append(Written(path, survivors, lost))
     return written
 

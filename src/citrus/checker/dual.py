@@ -26,7 +26,7 @@ so that lam = s - |R| bounds the smallest eigenvalue of Q. And for any y, with r
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -138,7 +138,8 @@ class DualSums:
         An image with a label that is neither proved nor covered by leaves counts as violated.
         """
         count = len(self.dual.images)
-        if not _are_justified(self.dual, conflicts):
+        known = justified(self.dual, conflicts)
+        if (len(known.pairs), len(known.cuts)) != (len(self.dual.pairs), len(self.dual.cuts)):
             return count
         leaves = defaultdict[Choice, list[tuple[Side, ...]]](list)
         closed = [Leaf(one.image, one.label, one.sides) for one in self.holding]
@@ -174,21 +175,32 @@ def _by_leaf(dual: Dual) -> dict[int, list[int]]:
     return found
 
 
-def _are_justified(dual: Dual, conflicts: Conflicts) -> bool:
-    """Of each pair only one leaf can be marked, and of each cut so many images are violated at most."""
+def justified(dual: Dual, conflicts: Conflicts) -> Dual:
+    """The dual with those pairs and cuts only that follow from what is proved about sets of choices."""
     choices = [leaf[:2] for leaf in dual.leaves]
-    for one, other in dual.pairs.tolist():
-        if one == other or (
-            choices[one][0] != choices[other][0] and not conflicts.exclude(choices[one], choices[other])
-        ):
-            return False
-    for some, most in dual.cuts:
-        labels = defaultdict[int, list[int]](list)
-        for image, label in dict.fromkeys(choices[leaf] for leaf in some):
-            labels[image].append(label)
-        if most_violated(conflicts.within(labels), labels, list(labels)) > most:
-            return False
-    return True
+    pairs = torch.tensor([_exclude(one, other, choices, conflicts) for one, other in dual.pairs.tolist()]).bool()
+    cuts = torch.tensor([_holds(some, most, choices, conflicts) for some, most in dual.cuts]).bool()
+    return replace(
+        dual,
+        pairs=dual.pairs[pairs],
+        gamma=dual.gamma[pairs],
+        cuts=tuple(cut for cut, holds in zip(dual.cuts, cuts.tolist(), strict=True) if holds),
+        theta=dual.theta[cuts],
+    )
+
+
+def _exclude(one: int, other: int, choices: Sequence[Choice], conflicts: Conflicts) -> bool:
+    """Whether only one of two leaves can be marked."""
+    same = choices[one][0] == choices[other][0]
+    return one != other and (same or conflicts.exclude(choices[one], choices[other]))
+
+
+def _holds(some: Sequence[int], most: int, choices: Sequence[Choice], conflicts: Conflicts) -> bool:
+    """Whether at most so many images are violated through these leaves."""
+    labels = defaultdict[int, list[int]](list)
+    for image, label in dict.fromkeys(choices[leaf] for leaf in some):
+        labels[image].append(label)
+    return most_violated(conflicts.within(labels), labels, list(labels)) <= most
 
 
 def is_covered(leaves: Iterable[Sequence[Side]]) -> bool:
