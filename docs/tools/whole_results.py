@@ -101,5 +101,5 @@ NETWORKS = (
 )
 COST = (
     "What the dual costs (`benchmarks/whole.py growth`, the same machine): an update of the multipliers, images that "
-    "may fall, seconds until the bound is within a hundredth of its last value, without splits and with two of each label."
+    "may fall, seconds until the bound is within a hundredth of its last value; without splits, and with two a label."
 )

@@ -121,7 +121,7 @@ def _stored(proofs: Sequence[Proof], convert: Callable[[Tensor], Tensor]) -> lis
 
     def rows(sources: tuple[PlaneSource, ...]) -> tuple[PlaneSource, ...]:
         for source in sources:
-            slopes = None if source.slopes is None else convert(source.slopes.detach().cpu())
+            slopes = None if source.slopes is None else convert(source.exact_slopes)
             made.setdefault(source, replace(source, slopes=slopes))
         return tuple(made[source] for source in sources)
 
