@@ -3,10 +3,13 @@
     python benchmarks/whole.py table --nets FOLDER --data-dir FOLDER [--sizes 5,20,200] [--images 200]
     python benchmarks/whole.py growth --data-dir FOLDER [--choices 250,500,1000,2000] [--device cuda]
 
+    python benchmarks/whole.py blocks --data-dir FOLDER [--choices 500] [--parts 2,4,8]
+
 `table` certifies the first correct images of public networks with published values (acceptance.py) in groups of N.
 `growth` takes so many open choices of our ConvSmall for CIFAR-10 at 2/255 and solves one dual without splits and one
 with: seconds until the bound is within a hundredth of the best one of the run, and the whole curve of bound against
-time as a row.
+time as a row. `blocks` cuts the same choices into several problems whose bounds add up, at random, by class, and as
+partition.py chooses.
 """
 
 import argparse
@@ -26,6 +29,7 @@ from citrus.certify.whole.front import Front
 from citrus.certify.whole.leaves import Branching
 from citrus.certify.whole.lowrank import LowRank
 from citrus.certify.whole.master import Limits, solve_master
+from citrus.certify.whole.partition import partition
 from citrus.console import table
 from citrus.data import as_float, load
 from citrus.networks import load_network
@@ -114,9 +118,41 @@ def growth(options: argparse.Namespace) -> None:
     print(table(title, lines))
 
 
+def blocks(options: argparse.Namespace) -> None:
+    """What is lost by cutting a problem, and what a good cut saves."""
+    rows, lines = StudyRows(options.out, "whole"), []
+    with true_float32(), torch.no_grad():
+        cascade, every = open_choices(int(options.choices.split(",")[0]), options)
+        images = every.image.unique()
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
+        by_class = images[every.images.labels[images].argsort(stable=True)]
+        for count in (1, *(int(n) for n in options.parts.split(","))):
+            ways = {
+                "random": images[order].chunk(count),
+                "by class": by_class.chunk(count),
+                "chosen": partition(every, count),
+            }
+            found = {}
+            for name, parts in ways.items() if count > 1 else [("whole", [images])]:
+                started, lost = time.perf_counter(), 0.0
+                for part in parts:
+                    mine = every.of_images(part.sort().values)
+                    question = cascade.question
+                    branching = Branching(question.graph, mine.images, mine.image, mine.wrong, question.eps)
+                    lost += min(solve_master(branching, mine, Limits(rounds=0)).bound, len(part))
+                found[name] = lost
+                measured = {"network": NETWORK, "eps": EPS, "parts": count, "how": name, "choices": len(every)}
+                measured |= {"images": len(images), "bound": lost, "seconds": time.perf_counter() - started}
+                rows.add("blocks", f"{count}-{name}", measured)
+            lines.append([str(count), *(f"{found[name]:.1f}" if name in found else "" for name in ("whole", *ways))])
+            print("  ".join(lines[-1]), flush=True)
+    title = f"images of {len(images)} that may fall"
+    print(table(["problems", "whole", "random", "by class", "chosen"], lines, title))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["table", "growth"])
+    parser.add_argument("what", choices=["table", "growth", "blocks"])
     parser.add_argument("--nets")
     parser.add_argument("--data-dir")
     parser.add_argument("--device", default="cpu")
@@ -126,10 +162,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--budget", type=float, default=10.0)
     parser.add_argument("--choices", default="250,500,1000,2000")
+    parser.add_argument("--parts", default="2,4,8")
     parser.add_argument("--rounds", type=int, default=2, help="times that leaves are split")
     parser.add_argument("--seconds", type=float, default=600.0, help="for each problem at most")
     options = parser.parse_args()
-    networks(options) if options.what == "table" else growth(options)
+    {"table": networks, "growth": growth, "blocks": blocks}[options.what](options)
     print(f"written to {options.out}")
 
 
