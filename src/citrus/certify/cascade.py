@@ -31,6 +31,7 @@ from citrus.networks.kernels import true_float32
 CPU_BLOCK, GPU_BLOCK = 100, 1000
 BYTES_PER_SLOPE = 32  # float32 slopes of every ReLU and row, their gradients and the optimiser's two moments, twice
 PREDICTED = 500  # images at a time
+MOST_SEARCHED = 1000  # images of a group that verifiers without a dual for large groups take
 
 Numbered = tuple[int, Tensor]
 """A group: its number, and the places of its images in the data set."""
@@ -97,6 +98,11 @@ class Cascade:
             )
         settings = settings.sized(len(images))
         verifier = pick_verifier(settings.verifier, settings.intermediate, plain)
+        if not verifier.whole and int(settings.group_size) > MOST_SEARCHED:
+            raise CitrusError(
+                f"The verifier {settings.verifier} searches a group as a whole, which is out of reach for "
+                f"{settings.group_size} images: set a group size (--group-size 5)."
+            )
         self.alarms: list[Alarm] = []
         self.watch: Watch = lambda number, singles, work: None
         self.question = Question(replace(plain, arithmetic=settings.arithmetic), parse_eps(eps), settings, verifier)

@@ -20,6 +20,7 @@ from citrus.certify.whole.lowrank import LowRank
 from citrus.certify.whole.master import Limits, solve_master
 from citrus.certify.whole.partition import partition
 from citrus.certify.whole.rigorous import firmest
+from citrus.errors import CitrusError
 
 LARGE = replace(SETTINGS, searched=1, grouping="dataset")
 
@@ -131,3 +132,10 @@ def test_many_images_are_parted_better_than_by_chance() -> None:
     chance = torch.arange(count).chunk(7)
     thrown = [torch.nn.functional.normalize(many.adaptive.a[part], dim=1) for part in chance]
     assert inside < 0.995 * sum(float((way @ way.T).clamp(min=0).sum()) for way in thrown)
+
+
+@pytest.mark.parametrize("verifier", ["racoon", "zeng"])
+def test_verifiers_of_small_groups_do_not_begin_with_a_large_one(verifier: str) -> None:
+    net, x = folded(DEEP), images(1001)
+    with pytest.raises(CitrusError, match="--group-size 5"):
+        certify(net, x, torch.zeros(len(x), dtype=torch.long), EPS, replace(LARGE, verifier=verifier))
