@@ -136,4 +136,4 @@ def _sent(question: Question, choices: OpenChoices, label: int, attack: Ascent) 
         return 0
     margins = highest(question, x, y, delta.expand_as(x))
     row = torch.where(y < label, label - 1, label)  # wrong labels are in order, without the own one
-    return int((margins[torch.arange(len(x)), row] <= 0).sum())
+    return int((margins.gather(1, row[:, None]) <= 0).sum())
