@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import folded, images
+from support.helpers import case_named, folded, images
 from support.joint_cases import small
 from support.proved import CONV, MLP, RESIDUAL
 from support.synthetic import config, splits
@@ -20,6 +20,7 @@ from citrus.attacks import Ascent, fooled, pgd, universal_pgd
 from citrus.bounds import AlphaSettings, LinearSettings, alpha, crown, margin_rows
 from citrus.certify import alone, cascade
 from citrus.certify import settings as chosen
+from citrus.certify.alone import prove_alone
 from citrus.certify.cascade import Cascade, certify
 from citrus.certify.result import ALONE, STAGES, Certification, GroupResult, Verdict
 from citrus.certify.settings import VERIFIERS, CertifySettings, Intermediate, pick_verifier
@@ -330,3 +331,22 @@ def test_clean_predictions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Graph, "__call__", counted)
     certify(t.plain, t.images, t.labels, t.eps, CertifySettings(5, "adaptive", attack=ATTACK, block=3))
     assert sorted(seen) == list(range(COUNT))
+
+
+def test_published_verifiers_lose_nothing_to_the_rounding_of_inner_boxes() -> None:
+    """Their bounds of images that stay open are those of float64, which are no lower; proofs stay what they were."""
+    plain, x = folded(case_named("deep groups")), images(24)
+    y = plain(x).argmax(1)
+    for name in ("zeng", "racoon"):
+        settings = CertifySettings(4, verifier=name, attack=ATTACK)
+        one = Cascade(plain, x, y, 0.05, settings)
+        block = one._block([(0, torch.arange(len(x)))])
+        blunt = replace(one.question, verifier=replace(one.question.verifier, sharp=False))
+        with torch.no_grad():
+            sharp, before = prove_alone(one.question, block), prove_alone(blunt, block)
+        assert bool((sharp.stage >= before.stage)[before.stage < 0].all())
+        assert torch.equal(sharp.live, before.live)
+        hard = before.open[before.live].any(1)
+        radii = [(a.radius[hard].sum(), b.radius[hard].sum()) for a, b in zip(sharp.boxes, before.boxes, strict=True)]
+        assert all(float(a) <= float(b) for a, b in radii)
+        assert any(float(a) < float(b) for a, b in radii)

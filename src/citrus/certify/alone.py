@@ -5,7 +5,7 @@ nothing of them is lost to rounding; some rows are proved by that alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from citrus.bounds import (
     wrong_labels,
 )
 from citrus.bounds.chunks import MemoryLimit, in_chunks
+from citrus.bounds.rounding import below
 from citrus.bounds.substitution import footprint
 from citrus.certify.result import ALONE
 from citrus.certify.settings import Question
@@ -86,7 +87,10 @@ def prove_alone(question: Question, block: Block) -> Singles:
     bounds: list[LinearBounds] = []
     if len(live):
         with question.timed("crown"):
-            bounds = [crown(graph, block.images[live], eps, spec[live], verifier.linear)]
+            found = crown(graph, block.images[live], eps, spec[live], verifier.linear)
+            _mark(stage, live, proves(found.lower), "crown")
+            hard = (stage[live] < 0).any(1).nonzero()[:, 0]
+            bounds = [_sharper(question, block.images, spec, (live, hard), found) if verifier.sharp else found]
             _mark(stage, live, proves(bounds[0].lower), "crown")
     if verifier.alpha is not None and bool((stage[live] < 0).any()):
         with question.timed("alpha"):
@@ -105,6 +109,29 @@ def prove_alone(question: Question, block: Block) -> Singles:
         choices=choices,
         planes=planes,
     )
+
+
+def _sharper(
+    question: Question, images: Tensor, spec: Tensor, which: tuple[Tensor, Tensor], found: LinearBounds
+) -> LinearBounds:
+    """Bounds of live images, those that are still open computed once more in float64, where next to nothing of the
+    boxes of inner layers is lost to rounding. `which` are the live images, and the places of the open ones among them.
+    """
+    live, hard = which
+    dtype = images.dtype
+    if not len(hard) or dtype == torch.float64:
+        return found
+    some, graph = live[hard], question.graph.double()
+    wide = crown(graph, images[some].double(), question.eps, spec[some].double(), question.verifier.linear)
+    lower, by_planes = (
+        getattr(found, name).index_put((hard,), torch.maximum(getattr(found, name)[hard], below(bound, dtype)))
+        for name, bound in (("lower", wide.lower), ("by_planes", wide.by_planes))
+    )
+    boxes = tuple(
+        Box(box.centre.index_put((hard,), own.centre), box.radius.index_put((hard,), own.radius))
+        for box, own in zip(found.pre_activations, (box.around(dtype) for box in wide.pre_activations), strict=True)
+    )
+    return replace(found, lower=lower, by_planes=by_planes, pre_activations=boxes)
 
 
 def _mark(stage: Tensor, where: Tensor, proved: Tensor, name: str) -> None:
