@@ -63,8 +63,8 @@ def figure(proofs: Sequence[Row]) -> str:
     across = value_axis("images that share one perturbation, N", ticks, logarithmic=True)
     up = linear_axis("percent of test images", (y for line in parts for _, y in line.points), span=4)
     told = "; ".join(f"{line.label}: " + ", ".join(f"{y:.2f} at N {x:g}" for x, y in line.points) for line in parts)
-    title = "CIFAR-10 at 2/255: what one perturbation leaves, and what is proved of it"
-    strokes = ("proved (lower bound)", "left by the attack (upper bound)")
+    title = "What one perturbation leaves, CIFAR-10 at 2/255"
+    strokes = ("solid: proved (lower bound)", "dashed: left by the attack (upper bound)")
     return svg_file(line_chart("whole-n", title, told, (across, up), parts, strokes, [(parts[0], parts[1])]))
 
 
@@ -116,5 +116,5 @@ COST = (
 )
 BLOCKS = (
     "Where memory does not hold one problem it is cut into several, whose bounds add up: images that may fall of 365 "
-    "with 500 open labels, no splits, cut at random, by class, and so that planes of one part point in different directions."
+    "with 500 open labels, no splits, cut at random, by class, and so that planes of a part point in different directions."
 )
