@@ -116,5 +116,6 @@ COST = (
 )
 BLOCKS = (
     "Where memory does not hold one problem it is cut into several, whose bounds add up: images that may fall of 365 "
-    "with 500 open labels, no splits, cut at random, by class, and so that planes of a part point in different directions."
+    "with 500 open labels, no splits, cut at random, by class, and so that planes of one part point in different "
+    "directions."
 )
