@@ -1,7 +1,7 @@
-"""Writes docs/results.md and its two figures from the rows in results/: python docs/tools/results_page.py
+"""Writes docs/results.md, docs/everybody.md and figures from the rows in results/: python docs/tools/results_page.py
 
-Every number of the page is a row, or stands in the paper (citrus/studies/published.json). A test fails when the page is
-not what this file makes of the rows.
+Every number of the pages is a row, or stands in the paper (citrus/studies/published.json). A test fails when a page
+is not what this file makes of the rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,13 +35,14 @@ DRAWN, DRAWN_IMAGES = "cifar10-8-255", 1000  # a figure shows what was proved of
 AXES = ("clean accuracy, percent (first 1,000; published: 10,000)", "survive every shared perturbation, percent")
 
 
-def page() -> tuple[str, dict[str, str]]:
-    """The text of the page, and its figures by the name of their file."""
+def pages() -> dict[str, str]:
+    """The texts of both pages, and their figures, by the name of their file."""
     runs, proofs, steps = (read_rows(RESULTS / f"{name}.jsonl") for name in ("runs", "certifications", "steps"))
-    figures: dict[str, str] = {}
-    proved = [everybody(proofs, figures), acceptance(proofs), zoo(runs, proofs), cnn7(runs, proofs, figures)]
+    figures: dict[str, str] = {whole.FIGURE: whole.figure(proofs)}
+    proved = [acceptance(proofs), zoo(runs, proofs), cnn7(runs, proofs, figures)]
     costs = [times(proofs), gpu_steps(steps), cpu_steps(steps), method_steps(steps)]
-    return "\n\n".join([HEAD, *proved, *costs]) + "\n", figures
+    texts = {"results.md": [HEAD, *proved, *costs], "everybody.md": [everybody(proofs)]}
+    return {name: "\n\n".join(parts) + "\n" for name, parts in texts.items()} | figures
 
 
 HEAD = (
@@ -50,7 +51,7 @@ HEAD = (
     "certification and timing that was made, failed ones included, with its settings and machine (`citrus bench rows "
     "results/runs.jsonl` lists the runs). How settings were found, what was tried and failed, and why, is in "
     "`dev/LOG.md`. Percent of images; *certified* is proved, a lower bound; *attacked* is what an attack leaves, an "
-    "upper bound. One seed each."
+    "upper bound. One seed each. [One perturbation for everybody](everybody.md) has a page of its own."
 )
 
 
@@ -70,15 +71,15 @@ def two(value: float) -> str:
 # ------------------------------------------------------------------------------------------------------ certification
 
 
-def everybody(proofs: Sequence[Row], figures: dict[str, str]) -> str:
+def everybody(proofs: Sequence[Row]) -> str:
     """One perturbation for more and more images, up to the whole test set."""
-    figures[whole.FIGURE] = whole.figure(proofs)
     picture = f"![what one perturbation leaves, by the images that share it]({whole.FIGURE})"
     parts = (whole.curve_rows, whole.network_rows, whole.growth_rows, whole.blocks_rows)
-    tables = [table(*part(proofs)) for part in parts]
-    text = whole.paragraph(whole.everybody(proofs))
-    more = [tables[0], picture, whole.NETWORKS, tables[1], whole.COST, tables[2], whole.BLOCKS, tables[3]]
-    return section("One perturbation for everybody", text, *more)
+    by_size, by_network, costs, cuts = (table(*part(proofs)) for part in parts)
+    told = whole.paragraph(whole.everybody(proofs))
+    return "\n\n".join(
+        [whole.HEAD, told, by_size, picture, whole.NETWORKS, by_network, whole.COST, costs, whole.BLOCKS, cuts]
+    )
 
 
 def acceptance(proofs: Sequence[Row]) -> str:
@@ -286,8 +287,7 @@ def method_steps(steps: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    text, figures = page()
-    for name, content in {"results.md": text, **figures}.items():
+    for name, content in pages().items():
         (DOCS / name).write_text(content, encoding="utf-8")
 
 

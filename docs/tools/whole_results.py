@@ -106,9 +106,15 @@ def blocks_rows(proofs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return ["problems", *ways], lines
 
 
+HEAD = (
+    "# Results for everybody\n\n"
+    "One perturbation for all images, and for more and more of them. Made by `python docs/tools/results_page.py` from "
+    "rows of the study `whole` in `results/certifications.jsonl`; how they came about is in `dev/LOG.md`."
+)
 NETWORKS = (
-    "The public networks of the next section: their first 200 correct test images in groups of N, percent certified to "
-    "attacked, and seconds in all on one thread of the same machine."
+    "[Public networks with published values](results.md#public-networks-with-published-values): their first 200 "
+    "correct test images in groups of N, percent certified to attacked, and seconds in all on one thread of the same "
+    "machine."
 )
 COST = (
     "What the dual costs (`benchmarks/whole.py growth`, the same machine): an update of the multipliers, images that "

@@ -43,7 +43,8 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def unsound(*arguments: Any) -> Any:
         bounds = crown(*arguments)
-        bounds.lower[: 6 : 2 if bug == "one of two twins" else 1] += 100
+        if len(bounds.lower) == 12:  # all images; those that stay open are bounded once more
+            bounds.lower[: 6 : 2 if bug == "one of two twins" else 1] += 100
         return bounds
 
     def unsound_planes(*arguments: Any) -> Any:

@@ -309,9 +309,11 @@ REMOVED_OF_CITRUS = {"worst_of": 0, "mix": 0.0, "mix_with": "clean", "memory": 0
 
 
 def learnt(config: dict[str, Any]) -> dict[str, Any]:
-    """What decides on the weights, apart from those a run began with. The log has fields that are no more: all off."""
+    """What decides on the weights, apart from those a run began with. The log has fields that are no more, all off, and
+    lacks those that came later, which are off in recipes."""
     free = {"validate_every", "memory_gb", "start"}
     method = REMOVED_OF_CITRUS | config["method"]
+    method = {k: {"momentum": []} | v if isinstance(v, dict) and "steps" in v else v for k, v in method.items()}
     return {k: v for k, v in (REMOVED | config).items() if k not in free} | {"method": method}
 
 
