@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 .PHONY: quickstart test trial faults fuzz bench docs lint clean
 
-quickstart: .venv/quickstart  ## train and attack a small network on real digits, three minutes at most
+quickstart: .venv/quickstart  ## train and attack a small network on real digits, a minute and a half
 	$(BIN)/citrus train quickstart
 
 test: .venv/dev  ## everything that CI runs
